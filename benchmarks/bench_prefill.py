@@ -63,9 +63,7 @@ class Case:
     scale: float
 
     @classmethod
-    def make(
-        cls, sequences: int, queries: int, keys: int, causal: bool, dtype: torch.dtype, d_qk: int = 192
-    ) -> Case:
+    def make(cls, sequences: int, queries: int, keys: int, causal: bool, dtype: torch.dtype, d_qk: int = 192) -> Case:
         d_v, heads = DIMS[d_qk]
 
         def pack(length: int, dim: int) -> torch.Tensor:

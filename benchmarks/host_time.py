@@ -91,11 +91,10 @@ def _cases(device: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "decode": (tsmla.tsmla_decode, decode),
         "decode, LSE": (tsmla.tsmla_decode, {**decode, "return_lse": True}),
         "decode, out=": (tsmla.tsmla_decode, {**decode, "out": zeros(2, 1, 16, 512)}),
-        "decode, out=, query in pieces": (
-            tsmla.tsmla_decode, {**decode, "query": pieces, "out": zeros(2, 1, 16, 512)}
-        ),
+        "decode, out=, query in pieces": (tsmla.tsmla_decode, {**decode, "query": pieces, "out": zeros(2, 1, 16, 512)}),
         "decode, 4-D cache, LSE, parallel": (
-            tsmla.tsmla_decode, {**decode, **parallel, "kv_cache": decode["kv_cache"][:, None]}
+            tsmla.tsmla_decode,
+            {**decode, **parallel, "kv_cache": decode["kv_cache"][:, None]},
         ),
         "prefill": (tsmla.tsmla_prefill, prefill),
         "prefill, LSE": (tsmla.tsmla_prefill, {**prefill, "return_lse": True}),
@@ -109,9 +108,7 @@ def _row(name: str, operator: Callable[..., Any], arguments: dict[str, Any], stu
     result = operator(**arguments)
     results = result if isinstance(result, tuple) else (result,)
     given = [x for x in arguments.values() if isinstance(x, torch.Tensor)]
-    made = [
-        (tuple(x.shape), x.stride(), x.dtype) for x in results if not any(x is argument for argument in given)
-    ]
+    made = [(tuple(x.shape), x.stride(), x.dtype) for x in results if not any(x is argument for argument in given)]
     kernel, passed = _launch(operator, arguments)
 
     def allocate() -> None:

@@ -47,9 +47,7 @@ def shipped(
 
 
 def _candidates(arch: Arch) -> Iterator[Variant]:
-    for dtype, out, dims, causal, lse in itertools.product(
-        Dtype, ATTENTION_OUT_DTYPES, PREFILL_DIMS, OFF_ON, OFF_ON
-    ):
+    for dtype, out, dims, causal, lse in itertools.product(Dtype, ATTENTION_OUT_DTYPES, PREFILL_DIMS, OFF_ON, OFF_ON):
         yield PrefillVariant(arch, dtype, out, *dims, causal=causal, lse=lse)
     for dtype, out, lse in itertools.product(Dtype, ATTENTION_OUT_DTYPES, OFF_ON):
         for row in {uniform_row(dtype), *ROWS.values()}:

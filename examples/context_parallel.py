@@ -1,6 +1,6 @@
 """Decode context parallelism: every rank holds a part of each request's keys, and results are merged by their LSEs.
 
-    torchrun --nproc-per-node 2 examples/context_parallel.py
+torchrun --nproc-per-node 2 examples/context_parallel.py
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import tsmla
 SCALE, INTERLEAVE = 192**-0.5, 64  # keys 0 to 63 of a request are rank 0's, 64 to 127 rank 1's, and so on
 
 
-def decode_own_keys(
-    q: torch.Tensor, keys: torch.Tensor, rank: int, world: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def decode_own_keys(q: torch.Tensor, keys: torch.Tensor, rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
     """One request's output and base-2 LSE over this rank's keys. q: [heads, 576]; keys: [all keys, 576]."""
     own = keys[torch.arange(len(keys), device=keys.device) // INTERLEAVE % world == rank]
     cache = keys.new_zeros(len(own) // 64 + 1, 64, 576)

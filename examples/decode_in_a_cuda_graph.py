@@ -1,6 +1,6 @@
 """Decode under a CUDA graph: captured once, replayed while the context grows into new pages of the cache.
 
-    python examples/decode_in_a_cuda_graph.py
+python examples/decode_in_a_cuda_graph.py
 """
 
 from __future__ import annotations

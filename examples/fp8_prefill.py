@@ -1,6 +1,6 @@
 """Prefill in FP8: keys and values are quantised in one pass, scores and outputs are scaled back by the kernel.
 
-    python examples/fp8_prefill.py
+python examples/fp8_prefill.py
 """
 
 from __future__ import annotations

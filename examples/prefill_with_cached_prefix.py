@@ -1,6 +1,6 @@
 """Prefill new tokens behind a prefix whose keys are in the paged cache: two launches, merged into one result.
 
-    python examples/prefill_with_cached_prefix.py
+python examples/prefill_with_cached_prefix.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Generate with vLLM on tsmla's kernels: vLLM finds the plug-in when tsmla is installed beside it.
 
-    python examples/vllm_generate.py deepseek-ai/DeepSeek-V2-Lite
+python examples/vllm_generate.py deepseek-ai/DeepSeek-V2-Lite
 """
 
 from __future__ import annotations

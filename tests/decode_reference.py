@@ -303,9 +303,7 @@ def sharded(problem: Problem, world: int, interleave: int) -> list[Problem]:
     page_size = problem.kv_cache.shape[-2]
     for rank in range(world):
         sight = dataclasses.replace(problem.sight, cp_world=world, cp_rank=rank, cp_interleave=interleave)
-        own = [
-            [key for key in range(length) if key // interleave % world == rank] for length in problem.seq_lens
-        ]
+        own = [[key for key in range(length) if key // interleave % world == rank] for length in problem.seq_lens]
         rows = [whole[keys] for whole, keys in zip(problem.rows, own, strict=True)]
         shard = make_problem(
             [len(keys) for keys in own], 1, 1, problem.query.dtype, page_size, rows=rows,

@@ -223,9 +223,7 @@ def judge_scaled(scaled: Scaled, out: torch.Tensor, lse: torch.Tensor | None) ->
     plain, plain_lse = attend_stored(scaled, "folded")
     spoken_for = sorted({token for span in scaled.problem.spans for token in span})
     heads = out.shape[-2]
-    got, exact, plain = (
-        x.double().reshape(-1, heads, LATENT)[spoken_for].flatten(0, 1) for x in (out, exact, plain)
-    )
+    got, exact, plain = (x.double().reshape(-1, heads, LATENT)[spoken_for].flatten(0, 1) for x in (out, exact, plain))
     assert got.isfinite().all(), f"{int((~got.isfinite()).sum())} of {got.numel()} outputs are not finite"
     size = exact.norm(dim=-1)
     assert (got[size == 0] == 0).all(), "a row without keys must give 0"
@@ -234,9 +232,7 @@ def judge_scaled(scaled: Scaled, out: torch.Tensor, lse: torch.Tensor | None) ->
     allowed = 2 * plain_off.max() + torch.finfo(out.dtype).eps if kept.any() else 0.0
     assert (off <= allowed).all(), f"a row is off by {off.max():.2e} of its norm; e4m3 weights: {plain_off.max():.2e}"
     if lse is not None:
-        got_lse, exact_lse, plain_lse = (
-            x.double().reshape(-1, heads)[spoken_for] for x in (lse, exact_lse, plain_lse)
-        )
+        got_lse, exact_lse, plain_lse = (x.double().reshape(-1, heads)[spoken_for] for x in (lse, exact_lse, plain_lse))
         finite = exact_lse.isfinite()
         assert torch.equal(got_lse.where(~finite, 0), exact_lse.where(~finite, 0)), "a row without keys: -inf"
         loss = (plain_lse - exact_lse)[finite].abs().max() if finite.any() else 0.0

@@ -168,4 +168,3 @@ def judge(problem: Problem, causal: bool, out: torch.Tensor, lse: torch.Tensor |
         error = (got_lse - exact_lse)[finite].abs()
         bound = 1e-5 + 2e-6 * exact_lse[finite].abs() + lost_lse(problem, causal, exact_lse)[finite]
         assert (error <= bound).all(), f"LSE (natural log) is off by {error.max():.2e}"
-

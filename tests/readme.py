@@ -116,10 +116,7 @@ def support_table() -> str:
     rows += [
         (
             f"`tsmla_decode`, {dtype} in, {out_dtype} out, latent {LATENT_DIM}, rope {ROPE_DIM}",
-            [
-                why_unsupported(DecodeVariant(arch, dtype, out_dtype, lse=True)) is None
-                for arch in SHIPPED_ARCHS
-            ],
+            [why_unsupported(DecodeVariant(arch, dtype, out_dtype, lse=True)) is None for arch in SHIPPED_ARCHS],
         )
         for dtype, out_dtype in DECODE_OUT_DTYPES.items()
     ]

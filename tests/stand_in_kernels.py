@@ -39,9 +39,7 @@ def rows(scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torc
 def decode(variant: Variant, given: SimpleNamespace) -> None:
     """The query joined or in pieces, a rectangle of tokens or packed."""
     query, out, lse = given.query, given.out.flatten(0, 1), given.lse
-    rope, spans, visible, sinks = map(
-        torch.from_dlpack, (given.q_pe, given.cum_seq_lens_q, given.visible, given.sinks)
-    )
+    rope, spans, visible, sinks = map(torch.from_dlpack, (given.q_pe, given.cum_seq_lens_q, given.visible, given.sinks))
     if rope.numel():
         query = torch.cat((query, rope), -1)
     query = query.flatten(0, 1)

@@ -51,7 +51,9 @@ class Backend:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "backends", nargs="+", type=Backend.parse,
+        "backends",
+        nargs="+",
+        type=Backend.parse,
         help="NAME or NAME+PREFILL, such as TSMLA, auto, FLASHMLA; ,VARIABLE=VALUE behind it sets one for its process",
     )
     parser.add_argument("--kv", default="auto", help="dtype of the KV cache: auto, fp8 (%(default)s)")
@@ -61,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batched-tokens", type=int, default=8192, help="most tokens of a step (%(default)s)")
     parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode (%(default)s)")
     parser.add_argument(
-        "--speculate", type=_speculation, metavar="METHOD:TOKENS",
+        "--speculate",
+        type=_speculation,
+        metavar="METHOD:TOKENS",
         help="draft so many tokens by vLLM's mtp (a random layer: hardly a draft is taken) or ngram_gpu",
     )
     parser.add_argument("--fp8-prefill", action="store_true", help="use_prefill_query_quantization (%(default)s)")

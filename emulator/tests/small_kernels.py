@@ -99,6 +99,7 @@ def lanewise(instruction: str, sources: list[np.ndarray], result: np.dtype | typ
     run(body, *sources, out, threads=threads, grid=padded // threads)
     return out[:count]
 
+
 FILL = """
 mov.b32 %r2, smem; shl.b32 %r1, %r1000, 4; add.s32 %r3, %r2, %r1; cvt.u64.u32 %d1, %r1; add.s64 %d2, %d100, %d1;
 mov.b32 %r9, 0;

@@ -31,12 +31,15 @@ def ends(body: str, *arguments: np.ndarray, **options) -> None:
 
 def load(wait: str) -> str:
     copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [smem], [%d100], 256, [smem+512];"
-    return INIT + f"""
+    return (
+        INIT
+        + f"""
     setp.ne.u32 %p1, %r1000, 0; @%p1 bra OVER;
     mbarrier.arrive.expect_tx.shared.b64 %d1, [smem+512], 256;
     {copy}
     OVER: {wait}
     """
+    )
 
 
 @MODES
@@ -56,7 +59,9 @@ def test_without_the_race_check_late_work_on_a_ended_cta_is_seen():
 
 def peers(access: str, end: str) -> str:
     """Two CTAs; rank 0 does something to rank 1's memory, whose address is in %r5."""
-    return INIT + f"""
+    return (
+        INIT
+        + f"""
     mov.u32 %r1, %cluster_ctarank; st.shared.b32 [smem], %r1;
     {CLUSTER_BARRIER}
     mov.b32 %r4, smem; mapa.shared::cluster.u32 %r5, %r4, 1;
@@ -64,6 +69,7 @@ def peers(access: str, end: str) -> str:
     {access}
     OVER: {end}
     """
+    )
 
 
 @MODES
@@ -111,7 +117,9 @@ def commits(waits: int) -> str:
     """One tcgen05.mma and two commits of it, the second as redundant as in the prefill that once shipped."""
     wait = "".join(WAIT.format(f"W{i}").replace("smem+512", f"smem+{512 + 65536 + 8 * i}") for i in range(waits))
     init = "".join(f"mbarrier.init.shared.b64 [smem+{512 + 65536 + 8 * i}], 1;" for i in range(2))
-    return FILL + f"""
+    return (
+        FILL
+        + f"""
     setp.ge.u32 %p3, %r1000, 32;
     @%p3 bra LATER;
     tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem+66560], 32;
@@ -135,6 +143,7 @@ def commits(waits: int) -> str:
     tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 32;
     DONE:
     """
+    )
 
 
 @MODES

@@ -101,12 +101,15 @@ def test_ctas_may_wait_for_each_other(mode, cluster):
 
 def test_a_warp_that_spins_does_not_hold_up_the_copy_that_it_waits_for():
     """Of two warps one waits for a copy and then sets the flag that the other spins on."""
-    body = INIT + """setp.ge.u32 %p1, %r1000, 32; @%p1 bra SPINS; elect.sync %r5|%p2, -1; @!%p2 bra OVER;
+    body = (
+        INIT
+        + """setp.ge.u32 %p1, %r1000, 32; @%p1 bra SPINS; elect.sync %r5|%p2, -1; @!%p2 bra OVER;
     mbarrier.arrive.expect_tx.shared.b64 %d5, [smem+512], 64;
     cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [smem], [%d101], 64, [smem+512];
     { .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+512], 0; @!P bra A; }
     st.release.gpu.global.b32 [%d100], 1; OVER: ret;
     SPINS: ld.acquire.gpu.global.b32 %r11, [%d100]; setp.eq.u32 %p3, %r11, 0; @%p3 bra SPINS;"""
+    )
     arrays = np.zeros(64, np.uint32), np.zeros(64, np.uint32)
     clean(body, arguments=arrays, async_mode="late", happens=False)
     assert arrays[0][0] == 1

@@ -302,7 +302,8 @@ def test_mutants_are_settled_together_as_they_would_be_alone(kernels):
     for order in ([*fences, *waits], [*waits, *reversed(fences)]):
         results = list(settle(subject, order))
         assert {result.site: result.survived for result in results} == {
-            **dict.fromkeys(fences, True), **dict.fromkeys(waits, False)
+            **dict.fromkeys(fences, True),
+            **dict.fromkeys(waits, False),
         }
         assert len(results) == len(order) and all(result.kind for result in results if result.site in waits)
 
@@ -366,6 +367,7 @@ def test_reasons_that_fit_no_survivor_are_listed(kernels, tmp_path):
     results = [mutate.Result(site, True) for site in (*waits, *loads)]
     results[-1] = dataclasses.replace(results[-1], kind="race", schedule="late", message="caught")
     (wait,), many = waits, loads[0]
+
     def of(*names):
         path = tmp_path / "reasons.json"
         path.write_text(json.dumps([{"kernels": ["k"], "mutants": names, "reason": "Because."}]))

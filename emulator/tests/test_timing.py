@@ -78,7 +78,9 @@ setp.ne.s32 %p2, %r1001, 0;
 """
 """Two mbarriers for one arrival each; then lane 0 of every warp goes on, with the warp's number in %r2."""
 
-HANDOVER = TWO_BARRIERS + """
+HANDOVER = (
+    TWO_BARRIERS
+    + """
 mov.b32 %r3, 0;
 setp.ne.s32 %p3, %r2, 0;
 @%p3 bra SECOND;
@@ -101,6 +103,7 @@ setp.lt.s32 %p5, %r3, {times};
 @%p5 bra SECOND;
 DONE:
 """
+)
 
 
 def test_two_warps_that_hand_a_token_to_and_fro_take_what_was_measured():
@@ -134,7 +137,9 @@ def test_a_copy_takes_its_latency_and_bytes_take_turns(count):
     assert taken == pytest.approx(NEAR.latency + count * size / NEAR.rate + around, abs=30)
 
 
-ASKING = TWO_BARRIERS + """
+ASKING = (
+    TWO_BARRIERS
+    + """
 setp.eq.s32 %p3, %r2, 1;
 @%p3 bra OTHER;
 setp.eq.s32 %p3, %r2, 2;
@@ -159,6 +164,7 @@ WAIT: mbarrier.try_wait.parity.shared.b64 %p5, [%r1], 0;
 @!%p5 bra WAIT;
 DONE:
 """
+)
 INSTEAD = "mbarrier.test_wait.parity.shared.b64 %p6, [%r1+8], 0;\n@!%p6 bra TEST;"
 
 

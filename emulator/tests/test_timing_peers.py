@@ -95,8 +95,13 @@ mbarrier.init.shared.b64 [%r1], 1;
 fence.mbarrier_init.release.cluster;
 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], {4 * COPIED};
 add.s32 %r2, %r1, 1024;
-{"".join(f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2+{i * COPIED}], [%d100], {COPIED}, "
-         "[%r1];" for i in range(4))}
+{
+    "".join(
+        f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2+{i * COPIED}], [%d100], {COPIED}, "
+        "[%r1];"
+        for i in range(4)
+    )
+}
 WAIT: mbarrier.try_wait.parity.shared.b64 %p2, [%r1], 0;
 @!%p2 bra WAIT;
 DONE:

@@ -157,9 +157,7 @@ def check(
     """
     torch.manual_seed(seed)
     sms = {DecodeVariant: DECODE_SMS, PrefillVariant: PREFILL_SMS}.get(type(variant))
-    with emulated(
-        variant.arch.value, options, record_to=record_to, compiled=compiled, processors=sms
-    ) as gpu:
+    with emulated(variant.arch.value, options, record_to=record_to, compiled=compiled, processors=sms) as gpu:
         if isinstance(variant, PackVariant):
             judged = [_pack(variant)]
         elif isinstance(variant, WriteCacheVariant | ReadCacheVariant):

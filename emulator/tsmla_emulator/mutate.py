@@ -166,9 +166,7 @@ class Subject:
         executed = bool(self._calls_for([site]))
         return Result(site, executed, *(self.caught([site], schedules) if executed else ()))
 
-    def caught(
-        self, changes: Sequence[Site], schedules: Sequence[Schedule] | None = None
-    ) -> tuple[str, str, str]:
+    def caught(self, changes: Sequence[Site], schedules: Sequence[Schedule] | None = None) -> tuple[str, str, str]:
         """Return kind, schedule and message of what catches the kernel with all these changes; empty when nothing does.
         schedules: by default all."""
         runs = self._runs(changes, schedules)

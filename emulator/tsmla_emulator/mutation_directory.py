@@ -1,11 +1,11 @@
 """A hunt for mutants in a directory, which can be carried to a machine with many cores and no compilers.
 
-    hunt.json           symbols, and when and of which commit they were compiled
-    core-....so         the interpreter, for machines that cannot build it
-    compiled/SYMBOL.*   PTX and library of each variant
-    records/            calls of them; not needed any more when all is found
-    found/KERNEL.jsonl  what runs have shown, as it came
-    found/KERNEL.json   what became of each mutant, once that is known
+hunt.json           symbols, and when and of which commit they were compiled
+core-....so         the interpreter, for machines that cannot build it
+compiled/SYMBOL.*   PTX and library of each variant
+records/            calls of them; not needed any more when all is found
+found/KERNEL.jsonl  what runs have shown, as it came
+found/KERNEL.json   what became of each mutant, once that is known
 """
 
 from __future__ import annotations

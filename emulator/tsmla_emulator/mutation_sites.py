@@ -45,7 +45,8 @@ _OF_MASKS = re.compile(r"parts/keys/visible\.(holds|meets|lacks)|mask")
 FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("mbarrier.try_wait", r"mbarrier\.(try|test)_wait\.", (ALWAYS_TRUE, RELAXED, NEXT_MBARRIER, PARITY_0, PARITY_1)),
     (
-        "mbarrier.arrive.expect_tx", r"mbarrier\.arrive\.expect_tx\.",
+        "mbarrier.arrive.expect_tx",
+        r"mbarrier\.arrive\.expect_tx\.",
         (REMOVED, NO_BYTES, MORE_BYTES, FEWER_BYTES, NEXT_MBARRIER),
     ),
     ("mbarrier.arrive", r"mbarrier\.arrive\.", (REMOVED, RELAXED, NEXT_MBARRIER)),

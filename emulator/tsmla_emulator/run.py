@@ -281,4 +281,3 @@ def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
 @functools.lru_cache(maxsize=32)
 def _parsed(text: str) -> Module:
     return machine.parse(text)
-

@@ -25,4 +25,3 @@ def test_ptx_of_jit_and_aot(small_build, small_variants, tmp_path):
     (dumped,) = dumps.glob("*.ptx")
     ptx = (built / "ptx" / f"{variant}.ptx").read_bytes()
     assert b".entry" in ptx and dumped.read_bytes().rstrip(b"\0") == ptx
-

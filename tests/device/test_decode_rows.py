@@ -69,9 +69,7 @@ def test_accuracy_on_rows_as_models_have_them(case):
 
 @pytest.mark.parametrize("key_factor, query_factor", [(1e-36, 1e36), (1e30, 1e-30)])
 def test_scales_of_any_magnitude(key_factor, query_factor):
-    check_scaled(
-        make_scaled([1300, 3], 1, 16, key_factor=key_factor, query_factor=query_factor, power_of_two=False)
-    )
+    check_scaled(make_scaled([1300, 3], 1, 16, key_factor=key_factor, query_factor=query_factor, power_of_two=False))
 
 
 def test_sinks_pdl_and_one_request_alone():

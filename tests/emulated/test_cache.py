@@ -44,9 +44,7 @@ def test_bytes_of_difficult_rows(gpu, format, dtype):
         cache, expected = (Cache(format, 9, 5, 16, 48, as_uint8=bool(rounded)) for _ in range(2))
         content = stored(*cut(rows), format, scale, rounded)
         expected.put(slots, content)
-        mla_write_cache(
-            *cut(rows), slots, **cache.tensors, format=format, scale=scale, power_of_two_scales=rounded
-        )
+        mla_write_cache(*cut(rows), slots, **cache.tensors, format=format, scale=scale, power_of_two_scales=rounded)
         assert not cache.differences(expected)
         whole = torch.full((len(rows), 584), float("nan"), dtype=dtype, device="cuda")
         mla_read_cache(cache.tensors["cache"], *cut(whole[:, :576]), slots, format=format, scale=scale,

@@ -282,4 +282,3 @@ def test_warming_up_fits_the_kernel(gpu):
     variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True)
     assert tsmla.warmup([variant]).keys() == {variant}
     assert len(gpu.emulation.calls) == 1
-

@@ -12,7 +12,6 @@ from tsmla.identity.plan import plan_decode
 pytestmark = pytest.mark.archs("sm_90a")
 
 
-
 @pytest.fixture(autouse=True)
 def few_parts(monkeypatch):
     """As few as requests then have to share, in pairs."""

@@ -219,9 +219,7 @@ def test_a_prefill_that_writes_behind_the_last_sequence_is_reported(compiled_ker
 @pytest.mark.parametrize("ranks, interleave, window, causal", [(1, 1, -1, True), (2, 3, 9, True), (3, 1, -1, False)])
 def test_decode_expects_what_the_tests_expect(ranks, interleave, window, causal, q_lens):
     """The two references are written apart; the tests' asks every key by itself."""
-    case = DecodeCase(
-        "small", (5, 0, 40), 3, 2, 16, causal, window, ranks, interleave, output_scale=0.5, q_lens=q_lens
-    )
+    case = DecodeCase("small", (5, 0, 40), 3, 2, 16, causal, window, ranks, interleave, output_scale=0.5, q_lens=q_lens)
     with emulation(ARCH):
         given = decode_problems._problem(case, Dtype.BF16, uniform_row(Dtype.BF16))
         ours, _ = decode_problems._expected(case, Dtype.BF16, uniform_row(Dtype.BF16))

@@ -236,7 +236,5 @@ def _tables(case: CacheCase) -> tuple[dict[str, Guarded], list[int]]:
             places.append(page * case.page + position % case.page if 0 <= page < case.pages else -1)
     ends = torch.tensor([0, *itertools.accumulate(case.requests)])
     given = {"block_tables": tables, "cum_seq_lens": ends, "seq_starts": starts}
-    memory = {
-        name: Guarded(tuple(x.shape), torch.int32, None, x.int(), 4 * case.offset) for name, x in given.items()
-    }
+    memory = {name: Guarded(tuple(x.shape), torch.int32, None, x.int(), 4 * case.offset) for name, x in given.items()}
     return memory, [*places, -1]

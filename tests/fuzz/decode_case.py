@@ -243,7 +243,12 @@ def decode_extremes(draw: Any, variant: DecodeVariant, hostile: bool = True) -> 
         fields["scaling"], exponent=0, factors="spread" if factors == "far apart" else factors
     )
     return DecodeCase(
-        **fields, seq_lens=seq_lens, width=5, softmax_scale=scale, magnitude=magnitude, extreme=True,
+        **fields,
+        seq_lens=seq_lens,
+        width=5,
+        softmax_scale=scale,
+        magnitude=magnitude,
+        extreme=True,
         values=draw(st.sampled_from(EXTREME_VALUES)),
     )
 

@@ -41,9 +41,7 @@ def check(case: PrefillCase, place: Place) -> None:
     given_precision = precision(case.torch_dtype, out.dtype, on_hopper, case.values == "opposed")
     assert out.dtype == case.written and out.shape == (case.tokens_q, case.heads, case.d_v)
     scale = case.softmax_scale * case.k_scale
-    found = sequences(
-        *inputs, case.spans(), case.causal, scale, given_precision.score
-    )
+    found = sequences(*inputs, case.spans(), case.causal, scale, given_precision.score)
     if not found:
         return
     sinks = None
@@ -88,7 +86,7 @@ def drawn(case: PrefillCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if case.values == "opposed":
         q, k = -q.abs(), k.abs()
     if case.rope_layouts[1]:
-        k[..., case.d_nope:] = k[:, :1, case.d_nope:].clone()
+        k[..., case.d_nope :] = k[:, :1, case.d_nope :].clone()
     dtype = case.torch_dtype
     filler = torch.tensor(case.unseen if dtype != torch.float8_e4m3fn else math.nan)
     packs = (q_owned, q), (kv_seen, k), (kv_seen, v)
@@ -115,10 +113,10 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
     ropes: dict[str, torch.Tensor] = {}
     query_layout, key_layout = case.rope_layouts
     if query_layout:
-        query, rope = query[..., :case.d_nope], query[..., case.d_nope:]
+        query, rope = query[..., : case.d_nope], query[..., case.d_nope :]
         ropes["query"] = put("query rope", rope, query_layout)
     if key_layout:
-        key, rope = key[..., :case.d_nope], key[:, :1, case.d_nope:]
+        key, rope = key[..., : case.d_nope], key[:, :1, case.d_nope :]
         ropes["key"] = put("key rope", rope, key_layout)
         assert rope.shape[2] == ROPE_DIM
         if key_layout == "flat":

@@ -152,10 +152,12 @@ def with_sinks(rows: Rows, sinks: torch.Tensor | None, in_lse: bool) -> Rows:
         walk=rows.walk * share + shrunk * (2.0**-110 * rows.walk + LEAST),
         weakest=rows.weakest * share,
         # The share is anything where scores are not told apart.
-        low=None if rows.low is None else rows.low.clamp_max(0) * (sinks > -math.inf)[:, None]
-        + rows.low * (sinks == -math.inf)[:, None],
-        high=None if rows.high is None else rows.high.clamp_min(0) * (sinks > -math.inf)[:, None]
-        + rows.high * (sinks == -math.inf)[:, None],
+        low=None
+        if rows.low is None
+        else rows.low.clamp_max(0) * (sinks > -math.inf)[:, None] + rows.low * (sinks == -math.inf)[:, None],
+        high=None
+        if rows.high is None
+        else rows.high.clamp_min(0) * (sinks > -math.inf)[:, None] + rows.high * (sinks == -math.inf)[:, None],
     )
 
 

@@ -180,7 +180,9 @@ WRITE_CACHE = {
     "power_of_two_scales": ((), ("yes", 2, 1.5), ()),
     "positions": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ()),
     "cos_sin_cache": (
-        ("on the CPU", "float64", *_ANY[2:], *_ALIGNED, "dim 1 -1", "dim 1 +16"), (None, *_NO_TENSORS), (),
+        ("on the CPU", "float64", *_ANY[2:], *_ALIGNED, "dim 1 -1", "dim 1 +16"),
+        (None, *_NO_TENSORS),
+        (),
     ),
     "rope_interleaved": ((), (None, "yes", 2), ()),
 }

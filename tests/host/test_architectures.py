@@ -8,10 +8,10 @@ from pathlib import Path
 from example_variants import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
-ROW = '''    SM120A = "sm_120a", dataclasses.replace(
+ROW = """    SM120A = "sm_120a", dataclasses.replace(
         _HOPPER, gpus="RTX 5090", prefill={Dtype.BF16: (Dtype.BF16,)}, decode=()
     )
-'''
+"""
 SCRIPT = """
 import sys
 sys.path[:0] = [{copy!r}, {tests!r}]

@@ -83,9 +83,7 @@ HARMLESS = some.fixed_dictionaries(
     pdl=some.sampled_from([None, False, True]),
     sinks=some.sampled_from([None, "tensor", "list"]),
 )
-def test_decode_launches_what_the_operator_does(
-    recorder, q_len, dtype, harmless, bmm1, bmm2, as_tensor, pdl, sinks
-):
+def test_decode_launches_what_the_operator_does(recorder, q_len, dtype, harmless, bmm1, bmm2, as_tensor, pdl, sinks):
     face = decode_inputs(q_len, dtype, **harmless, enable_pdl=pdl)
     operator: dict = {"enable_pdl": bool(pdl)}
     for name, ours, value in (("bmm1_scale", "softmax_scale", bmm1), ("bmm2_scale", "output_scale", bmm2)):

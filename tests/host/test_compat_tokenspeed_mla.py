@@ -244,9 +244,7 @@ def test_warmup_loads_what_tokenspeed_s_does(recorder, monkeypatch, q_dtype):
     monkeypatch.setattr(prepare, "warmup", warmed.extend)
     assert tokenspeed_mla.warmup_compile_prefill(q_dtype=q_dtype, enable_pdl=True) is None
     dtype = tsmla.operators.checks.TORCH_DTYPES[q_dtype]
-    assert warmed == [
-        PrefillVariant(Arch.SM90A, dtype, Dtype.BF16, 192, 128, causal, True) for causal in (True, False)
-    ]
+    assert warmed == [PrefillVariant(Arch.SM90A, dtype, Dtype.BF16, 192, 128, causal, True) for causal in (True, False)]
 
 
 def test_warmup_without_arguments_is_of_e4m3(recorder, monkeypatch):

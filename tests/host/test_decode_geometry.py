@@ -19,8 +19,7 @@ from build_aot.matrix import shipped
 
 DECODES = [v for v in shipped() if isinstance(v, DecodeVariant)]
 SNAPMLA = [
-    DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=True, row=ROWS["snapmla"])
-    for arch in (Arch.SM100A, Arch.SM103A)
+    DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=True, row=ROWS["snapmla"]) for arch in (Arch.SM100A, Arch.SM103A)
 ]
 VARIANTS = [*(v for v in DECODES if v.arch is not Arch.SM90A and v not in SNAPMLA), *SNAPMLA]
 HOPPER = [v for v in DECODES if v.arch is Arch.SM90A]

@@ -76,19 +76,24 @@ WRONG = {
         "query[1] has shape [3, 2, 4, 128]; it must be [3, 2, 4, 64]",
     ),
     "pieces of other tokens": (
-        {"query": (bf16(3, 2, 4, 512), bf16(3, 1, 4, 64))}, "query[1] has shape [3, 1, 4, 64]; it must be [3, 2, 4, 64]"
+        {"query": (bf16(3, 2, 4, 512), bf16(3, 1, 4, 64))},
+        "query[1] has shape [3, 1, 4, 64]; it must be [3, 2, 4, 64]",
     ),
     "pieces of other heads": (
-        {"query": (bf16(3, 2, 4, 512), bf16(3, 2, 1, 64))}, "query[1] has shape [3, 2, 1, 64]; it must be [3, 2, 4, 64]"
+        {"query": (bf16(3, 2, 4, 512), bf16(3, 2, 1, 64))},
+        "query[1] has shape [3, 2, 1, 64]; it must be [3, 2, 4, 64]",
     ),
     "one rope piece for all heads": (
-        {"query": (bf16(3, 2, 4, 512), bf16(3, 2, 64))}, "query[1] has shape [3, 2, 64]; it must be [3, 2, 4, 64]"
+        {"query": (bf16(3, 2, 4, 512), bf16(3, 2, 64))},
+        "query[1] has shape [3, 2, 64]; it must be [3, 2, 4, 64]",
     ),
     "rope dtype": (
-        {"query": (bf16(3, 2, 4, 512), bf16(3, 2, 4, 64).half())}, "query[1] is torch.float16; accepted: torch.bfloat16"
+        {"query": (bf16(3, 2, 4, 512), bf16(3, 2, 4, 64).half())},
+        "query[1] is torch.float16; accepted: torch.bfloat16",
     ),
     "rope elsewhere": (
-        {"query": (bf16(3, 2, 4, 512), bf16(3, 2, 4, 64).to("meta"))}, "query[1] is on meta but query[0] is on cpu"
+        {"query": (bf16(3, 2, 4, 512), bf16(3, 2, 4, 64).to("meta"))},
+        "query[1] is on meta but query[0] is on cpu",
     ),
     "rope with gaps": (
         {"query": (bf16(3, 2, 4, 512), bf16(3, 2, 4, 128)[..., ::2])},
@@ -98,9 +103,7 @@ WRONG = {
         {"query": (bf16(3, 2, 4, 512), bf16(3, 2, 4, 68)[..., :64])},
         "query[1] has strides (544, 272, 68, 1) of 2-byte elements; the outer strides must be multiples of 16 bytes",
     ),
-    "rope address": (
-        {"query": (bf16(3, 2, 4, 512), bf16(3, 2, 4, 72)[..., 4:68])}, "query[1] starts at address"
-    ),
+    "rope address": ({"query": (bf16(3, 2, 4, 512), bf16(3, 2, 4, 72)[..., 4:68])}, "query[1] starts at address"),
     "query address": (
         {"query": torch.zeros(BATCH * Q_LEN * HEADS * 576 + 1, dtype=torch.bfloat16)[1:].view(3, 2, 4, 576)},
         "query starts at address",

@@ -56,7 +56,8 @@ WRONG = {
     "cache no tensor": ({"kv_cache": None}, "kv_cache is a NoneType; it must be a tensor on cpu"),
     "cache elsewhere": ({"kv_cache": bf16(2, 64, 576).to("meta")}, "kv_cache is on meta but query is on cpu"),
     "cache dtype": (
-        {"kv_cache": bf16(2, 64, 576).half()}, "kv_cache is torch.float16; accepted: torch.bfloat16 (as query)",
+        {"kv_cache": bf16(2, 64, 576).half()},
+        "kv_cache is torch.float16; accepted: torch.bfloat16 (as query)",
     ),
     "cache heads": (
         {"kv_cache": bf16(2, 2, 64, 576)},

@@ -24,9 +24,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 def install(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
     """Make apache-tvm-ffi of this version what is installed."""
     real = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: version if name == "apache-tvm-ffi" else real(name)
-    )
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "apache-tvm-ffi" else real(name))
 
 
 def test_accepted_versions_are_those_that_pip_installs() -> None:

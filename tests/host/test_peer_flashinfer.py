@@ -98,9 +98,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer.mla", mla)
 
 
-@pytest.mark.parametrize(
-    ("q_len", "queries"), [(1, None), (3, None), (2, [2, 0, 1])], ids=["one", "several", "packed"]
-)
+@pytest.mark.parametrize(("q_len", "queries"), [(1, None), (3, None), (2, [2, 0, 1])], ids=["one", "several", "packed"])
 @pytest.mark.parametrize("dtype", flashinfer.DTYPES)
 @pytest.mark.parametrize("make", MAKERS)
 def test_it_computes_the_case(make: Callable, dtype: torch.dtype, q_len: int, queries: list[int] | None) -> None:

@@ -60,7 +60,8 @@ WRONG = {
     "LSE that shares memory": ({"lse": torch.zeros(1, HEADS).expand(TOKENS_Q, -1)}, "lse has shape .* share memory"),
     "merge into a tensor": ({"merge_into": bf16(5, 4, 128)}, r"merge_into is a Tensor; it must be \(out, lse\), two"),
     "merge into an output alone": (
-        {"merge_into": (bf16(5, 4, 128), None)}, r"merge_into is a tuple; it must be \(out, lse\), two tensors",
+        {"merge_into": (bf16(5, 4, 128), None)},
+        r"merge_into is a tuple; it must be \(out, lse\), two tensors",
     ),
     "merge into and out": (
         {"merge_into": (bf16(5, 4, 128), torch.zeros(5, 4)), "out": bf16(5, 4, 128)},
@@ -71,14 +72,16 @@ WRONG = {
         "lse is given, and so is merge_into, whose tensors are written into; give one of them",
     ),
     "merge into an LSE of another dtype": (
-        {"merge_into": (bf16(5, 4, 128), bf16(5, 4))}, r"merge_into\[1\] is torch.bfloat16; accepted: torch.float32",
+        {"merge_into": (bf16(5, 4, 128), bf16(5, 4))},
+        r"merge_into\[1\] is torch.bfloat16; accepted: torch.float32",
     ),
     "merge into an output of another shape": (
         {"merge_into": (bf16(5, 4, 120), torch.zeros(5, 4))},
         r"merge_into\[0\] has shape \[5, 4, 120\]; it must be \[5, 4, 128\]",
     ),
     "merge into an output of another dtype": (
-        {"merge_into": (torch.zeros(5, 4, 128), torch.zeros(5, 4))}, r"merge_into\[0\] is torch.float32; accepted",
+        {"merge_into": (torch.zeros(5, 4, 128), torch.zeros(5, 4))},
+        r"merge_into\[0\] is torch.float32; accepted",
     ),
     "merge into an LSE elsewhere": (
         {"merge_into": (bf16(5, 4, 128), torch.zeros(5, 4, device="meta"))},

@@ -238,5 +238,3 @@ def test_an_output_whose_rows_share_memory_is_named(recorder, case, seen):
     with pytest.raises(ArgumentError, match="^tsmla_prefill: out has shape .* so some of its elements share memory"):
         prefill.tsmla_prefill(**inputs(out=OVERLAPPING[case](out)))
     assert recorder.launches == []
-
-

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_text_that_utf_8_cannot_hold(tmp_path) -> None:
-    (tmp_path / "test_it.py").write_text('''
+    (tmp_path / "test_it.py").write_text("""
 import logging
 
 def test_that_passes():
@@ -19,7 +19,7 @@ def test_that_passes():
 
 def test_that_fails():
     assert not "no \\udcff"
-''')
+""")
     flags = ["-p", "xdist", "-n", "1", "-p", "tests.conftest", "--rootdir", str(tmp_path)]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, str(tmp_path)],

@@ -403,9 +403,7 @@ def test_export_keeps_the_operator_and_its_sizes(stand_ins) -> None:
     names = ("query", "key", "value", "cum_seq_lens")
     given = [required(PREFILL)[name] for name in names]
     tokens = {0: torch.export.Dim("tokens")}
-    program = torch.export.export(
-        Attention(), tuple(given), dynamic_shapes=(tokens, tokens, tokens, None), strict=True
-    )
+    program = torch.export.export(Attention(), tuple(given), dynamic_shapes=(tokens, tokens, tokens, None), strict=True)
     assert [node.target for node in program.graph.nodes].count(torch.ops.tsmla.prefill.default) == 1
     longer = [torch.cat([x, x]) if x.ndim == 3 else x for x in given]
     longer[2] = torch.cat([longer[2], longer[2]], -1)[..., :128]

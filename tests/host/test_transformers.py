@@ -57,9 +57,7 @@ GENERATION = {
 
 @pytest.mark.parametrize("options", GENERATION.values(), ids=GENERATION)
 def test_the_same_tokens_as_with_sdpa(model, reference, options) -> None:
-    expected, got = both(
-        model, lambda model: model.generate(prompts(3), max_new_tokens=6, do_sample=False, **options)
-    )
+    expected, got = both(model, lambda model: model.generate(prompts(3), max_new_tokens=6, do_sample=False, **options))
     assert torch.equal(got, expected)
     assert len(got[:, PROMPT:].unique()) > 1, "a model that says one thing proves nothing"
 
@@ -103,10 +101,10 @@ def test_a_compiled_model_gives_the_same(model, reference) -> None:
     expected, got = both(
         model,
         lambda model: (
-            torch.compile(model, backend="eager")
-            if model.config._attn_implementation == "tsmla"
-            else model
-        )(ids, attention_mask=LEFT[:2], use_cache=False).logits,
+            (torch.compile(model, backend="eager") if model.config._attn_implementation == "tsmla" else model)(
+                ids, attention_mask=LEFT[:2], use_cache=False
+            ).logits
+        ),
     )
     valid = LEFT[:2].bool()
     assert torch.allclose(got[valid], expected[valid], rtol=1e-4, atol=1e-4)

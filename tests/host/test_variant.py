@@ -92,8 +92,10 @@ def test_json_values_come_back_as_the_same_variant(variant: Variant) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"family": "sparse"}, "family is 'sparse'; known families: prefill, decode, pack, write_cache, read_cache, "
-         "quantize_q"),
+        (
+            {"family": "sparse"},
+            "family is 'sparse'; known families: prefill, decode, pack, write_cache, read_cache, quantize_q",
+        ),
         ({"colour": 1}, "missing or unknown fields: colour"),
         ({"lse": 1}, "field lse is 1, not a bool"),
         ({"d_qk": "192"}, "field d_qk is '192', not a int"),

@@ -118,9 +118,7 @@ def controls() -> list[Control]:
 def _prefill_of(
     dtype: torch.dtype, causal: bool, sequences: int, queries: int, keys: int, heads: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    query, key, value = (
-        x.flatten(0, 1) for x in reference.batched(sequences, queries, keys, heads, (192, 128), dtype)
-    )
+    query, key, value = (x.flatten(0, 1) for x in reference.batched(sequences, queries, keys, heads, (192, 128), dtype))
     return _ragged(query, key, value, [queries] * sequences, [keys] * sequences, causal)
 
 

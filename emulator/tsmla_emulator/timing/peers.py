@@ -224,4 +224,3 @@ class PeerDecode(_Replays):
         return Modelled(machine, clocks, starting_clocks(self.call.launches, machine), details, shown,
                         self.prepared(self.call, 0, machine), _own(self.call, 0),
                         shown.clocks / max(1.0, keys / TILE_KV))  # fmt: skip
-

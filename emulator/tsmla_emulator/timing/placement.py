@@ -64,9 +64,7 @@ class Placer:
         parts = [range(start, end) for start, end in zip(starts, [*ends, len(ptx)], strict=True)]
         mixes = [mix_of([self.opcodes[ptx[at]] for at in part if ptx[at] < len(costs)],
                         [costs[ptx[at]] for at in part if ptx[at] < len(costs)]) for part in parts]  # fmt: skip
-        stretches = self._matcher.stretches(
-            [anchor_of(costs[ptx[at]], self.opcodes[ptx[at]]) for at in ends], mixes
-        )
+        stretches = self._matcher.stretches([anchor_of(costs[ptx[at]], self.opcodes[ptx[at]]) for at in ends], mixes)
         found: list[int] = []
         moved = np.zeros(len(ptx), np.int64)
 

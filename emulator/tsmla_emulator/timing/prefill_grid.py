@@ -131,9 +131,7 @@ def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[
     return found
 
 
-def _strided(
-    geometry: PrefillGeometry, causal: bool, count: int, tiles: int, processors: int
-) -> list[list[int]]:
+def _strided(geometry: PrefillGeometry, causal: bool, count: int, tiles: int, processors: int) -> list[list[int]]:
     """Return the tiles of each CTA where they are far apart, as `deal_of` and `numbers_of` of sm90/prefill/tasks.py
     find them.
 

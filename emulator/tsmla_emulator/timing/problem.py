@@ -308,9 +308,7 @@ def arch_of(symbol: str) -> str:
     return peer.arch if peer else check.find(symbol).arch.value
 
 
-def traced(
-    symbol: str, shape: Shape, machine: Machine, compiled: Any = None, machine_code: bool | None = None
-) -> Any:
+def traced(symbol: str, shape: Shape, machine: Machine, compiled: Any = None, machine_code: bool | None = None) -> Any:
     """Emulate a variant's kernel, or a peer's, at a shape. Its `model(machine)` gives a `Modelled`.
 
     compiled: as `emulated` takes it.
@@ -353,9 +351,7 @@ def _call_prefill(variant: Any, rows: int, keys: int, heads: int = 1) -> None:
         for tokens, dim in ((rows, variant.d_qk), (keys, variant.d_qk), (keys, variant.d_v))
     )
     ends_q, ends_kv = (torch.tensor([0, end], dtype=torch.int32, device="cuda") for end in (rows, keys))
-    tsmla.tsmla_prefill(
-        q, k, v, None, ends_kv, keys, 1, variant.d_qk**-0.5, variant.causal, variant.lse, ends_q, rows
-    )
+    tsmla.tsmla_prefill(q, k, v, None, ends_kv, keys, 1, variant.d_qk**-0.5, variant.causal, variant.lse, ends_q, rows)
 
 
 def _call_decode(variant: Any, shape: Shape) -> None:
@@ -369,7 +365,8 @@ def _call_decode(variant: Any, shape: Shape) -> None:
     query, cache = (
         given(variant, torch.randn(*outer, width, device="cuda"))
         for given, outer in (
-            (check.given_query, (shape.sequences, shape.queries, shape.heads)), (check.given_cache, (pages, page))
+            (check.given_query, (shape.sequences, shape.queries, shape.heads)),
+            (check.given_cache, (pages, page)),
         )
     )
     table = (torch.arange(-(-shape.keys // page), dtype=torch.int32, device="cuda") % pages).repeat(shape.sequences, 1)

@@ -224,9 +224,7 @@ def _c_trace(trace: Trace, code: Any, notes: Any, tests: Any) -> _WarpTrace:
     return _WarpTrace(code_c, notes_c, len(code), len(notes), trace.rank, trace.warp, tests_c, len(tests))
 
 
-def replay(
-    prepared: Prepared, traces: Sequence[Trace], memory: Memory, others: Sequence[Trace] = ()
-) -> Replayed:
+def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory, others: Sequence[Trace] = ()) -> Replayed:
     """Replay one cluster.
 
     others: what its warps ran with `Options.tests_fail`. Each test then goes the way of what it finds in the replay;

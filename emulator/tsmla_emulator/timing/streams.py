@@ -105,9 +105,7 @@ def _call_pack(variant: Any) -> None:
 
 def _pack_bytes(variant: Any, tokens: int, rows: int) -> int:
     size, out = variant.dtype.bits // 8, variant.out_dtype.bits // 8
-    return (
-        rows * (variant.d_nope + variant.d_v) * (size + out) + (tokens * size + rows * out) * variant.d_rope
-    )
+    return rows * (variant.d_nope + variant.d_v) * (size + out) + (tokens * size + rows * out) * variant.d_rope
 
 
 def _keys(variant: Any) -> Any:

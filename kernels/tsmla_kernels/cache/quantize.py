@@ -75,9 +75,7 @@ class Quantizer:
                     row.store_scale(half, lane, scales[half])
 
     @cute.jit
-    def store_rope(
-        self, row: cutlass.Constexpr[Row], lane: Int32, rope: cute.TensorSSA, scales: list[Float32]
-    ) -> None:
+    def store_rope(self, row: cutlass.Constexpr[Row], lane: Int32, rope: cute.TensorSSA, scales: list[Float32]) -> None:
         """Write a row's rope piece."""
         if cutlass.const_expr(self.rope_dtype is not self.dtype):
             rope = quotients(rope, reciprocal_of(scales[0]))

@@ -125,9 +125,7 @@ def _combine(
         if has_row:
             for row in cutlass.range(first, record.rows, step, unroll=1):
                 vectors = const_expr(columns // warp_columns(partials))
-                found = _weighted_sum(
-                    vectors, partials, record, row, Int32(0), Int32(0), Int32(1), FEW_PARTIALS
-                )
+                found = _weighted_sum(vectors, partials, record, row, Int32(0), Int32(0), Int32(1), FEW_PARTIALS)
                 _end_row(in_quads, vectors, record, row, Int32(0), columns, found, True, out, lse, ending)
         else:
             _combine_chunks(in_quads, partials, record, first, step, out, lse, ending)

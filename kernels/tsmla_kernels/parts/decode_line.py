@@ -99,9 +99,7 @@ def in_lanes(work: Work) -> LaneWork:
 
 
 @cute.jit
-def terms_of(
-    deal: cutlass.Constexpr[Deal], view: Visibility, heads: Int32, workers: Int32, slots: Int32
-) -> Terms:
+def terms_of(deal: cutlass.Constexpr[Deal], view: Visibility, heads: Int32, workers: Int32, slots: Int32) -> Terms:
     """Collect, on the host, the terms of a call on `workers` CTAs (or pairs) with room for `slots` partial results."""
     batch = view.seq_lens.shape[0]
     rows = view.q_len * heads
@@ -239,9 +237,7 @@ def group_of(work: Work | Line) -> Int32:
 
 
 @cute.jit
-def _cut(
-    deal: cutlass.Constexpr[Deal], terms: Terms, total: Int32, longest: Int32
-) -> tuple[Int32, Int32, Int32]:
+def _cut(deal: cutlass.Constexpr[Deal], terms: Terms, total: Int32, longest: Int32) -> tuple[Int32, Int32, Int32]:
     """(groups, chunk, unit_length) where all requests have as many row tiles. `total`: positions of all units;
     `longest`: tiles of the longest unit."""
     units, split_groups = terms.units, terms.split_groups.value

@@ -178,9 +178,7 @@ def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit:
 
 
 @cute.jit
-def begin_in_step(
-    deal: cutlass.Constexpr[Deal], work: LaneWork, view: Visibility
-) -> tuple[LaneWork, Unit]:
+def begin_in_step(deal: cutlass.Constexpr[Deal], work: LaneWork, view: Visibility) -> tuple[LaneWork, Unit]:
     """The stretch of a worker's positions that it walks first, and its first unit.
 
     Groups that walk keys in step find in L2 what rounds of a request far from theirs on the line have read. Wherever
@@ -207,9 +205,7 @@ def begin_in_step(
 
 
 @cute.jit
-def stretch_behind(
-    deal: cutlass.Constexpr[Deal], work: LaneWork, unit: Unit
-) -> tuple[LaneWork, Unit]:
+def stretch_behind(deal: cutlass.Constexpr[Deal], work: LaneWork, unit: Unit) -> tuple[LaneWork, Unit]:
     """The worker's second stretch and its only unit, once the first has no more units; unchanged if there is none."""
     own = work.own
     if const_expr(deal.in_step > 0):
@@ -334,9 +330,7 @@ def head_slot(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, index: Int3
 
 
 @cute.jit
-def _keys_of_rows(
-    work: Work, view: Visibility, unit: Unit, q_len: Int32, first_row: Int32, rows: Int32
-) -> VisibleKeys:
+def _keys_of_rows(work: Work, view: Visibility, unit: Unit, q_len: Int32, first_row: Int32, rows: Int32) -> VisibleKeys:
     """What rows of a unit's request, counted from its first, see together; rows may be none."""
     first_later, last_later = q_len - 1, Int32(0)
     if work.terms.row_tiles > 1:

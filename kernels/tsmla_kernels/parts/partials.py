@@ -89,9 +89,7 @@ def partials_of(
             cute.recast_ptr(workspace.iterator, dtype=Int32),
             cute.make_layout((records, RECORD_BYTES // 4), stride=(RECORD_BYTES // 4, 1)),
         ),
-        cute.make_tensor(
-            rows_at, cute.make_layout((slots, stored, columns), stride=(slot_stride, columns, 1))
-        ),
+        cute.make_tensor(rows_at, cute.make_layout((slots, stored, columns), stride=(slot_stride, columns, 1))),
         cute.make_tensor(lse_at, cute.make_layout((slots, stored), stride=(stored, 1))),
         slots,
         downs,
@@ -108,9 +106,7 @@ def begin_records(work: Work, records: cute.Tensor) -> None:
 
 
 @cute.jit
-def record_unit(
-    deal: cutlass.Constexpr[Deal], work: Work, records: cute.Tensor, unit: Unit, segment: Segment
-) -> None:
+def record_unit(deal: cutlass.Constexpr[Deal], work: Work, records: cute.Tensor, unit: Unit, segment: Segment) -> None:
     """Write what the combine must know of a unit. One warp must call this for every unit that overlaps the worker's
     positions, those that start there in their order, with what `segment_of` says of each."""
     if unit.start >= work.begin:

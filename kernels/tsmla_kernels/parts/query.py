@@ -148,9 +148,7 @@ def query_rows(given, tile: cutlass.Constexpr[QueryTileLayout]) -> QueryRows:
         known = [cute.assume(stride, divby=VECTOR_BYTES // tile.element_bytes(name)) for stride in strides]
         return cute.make_tensor(pointer, cute.make_layout(shape, stride=(*known, 1)))
 
-    rope = cute.make_ptr(
-        tile.dtype("rope"), rope_address, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES
-    )
+    rope = cute.make_ptr(tile.dtype("rope"), rope_address, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
     return QueryRows(
         piece("latent", given.query.iterator, request, token, head),
         piece("rope", rope, rope_request, rope_token, rope_head),

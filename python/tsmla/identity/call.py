@@ -34,8 +34,7 @@ class Strides(enum.Enum):
 
 
 class LeftOut(enum.Enum):
-    """What takes the place of a tensor that a caller leaves out, if no other argument does; the value says it in words.
-    """
+    """What takes the place of a tensor that a caller leaves out, if no other argument does; the value says it in words."""
 
     REFUSED = "must be given"
     MADE = "made"
@@ -206,7 +205,11 @@ def _query(rope_dtype: str = "dtype") -> tuple[Argument, Argument]:
     return (
         _rows("query", "query", (*_BATCH, "query_columns"), packed_shape=(*_PACK, "query_columns")),
         _rows(
-            "q_pe", "query[1]", (*_BATCH, ROPE_DIM), rope_dtype, left_out=LeftOut.EMPTY,
+            "q_pe",
+            "query[1]",
+            (*_BATCH, ROPE_DIM),
+            rope_dtype,
+            left_out=LeftOut.EMPTY,
             packed_shape=(*_PACK, ROPE_DIM),
         ),
     )
@@ -218,7 +221,13 @@ DECODE = Operator(
     (
         *_query("rope_dtype"),
         Argument(
-            "kv_cache", "kv_cache", _PAGES, "cache_dtype", Strides.PAGES, 16, also_shape=_PAGES_OF_ONE,
+            "kv_cache",
+            "kv_cache",
+            _PAGES,
+            "cache_dtype",
+            Strides.PAGES,
+            16,
+            also_shape=_PAGES_OF_ONE,
             apart_strides=Strides.ROWS,
         ),
         Argument("block_tables", "block_tables", ("requests", "width"), strides=Strides.ROWS),
@@ -226,7 +235,11 @@ DECODE = Operator(
         Argument("causal_seqs", "causal_seqs", ("requests",), also_dtypes=_INT64, left_out="seq_lens"),
         Argument("cum_seq_lens_q", "cum_seq_lens_q", ("requests + 1",), also_dtypes=_INT64, left_out=LeftOut.EMPTY),
         Argument(
-            "visible", "local_visible_lens", _BATCH[:2], strides=Strides.ANY, left_out=LeftOut.EMPTY,
+            "visible",
+            "local_visible_lens",
+            _BATCH[:2],
+            strides=Strides.ANY,
+            left_out=LeftOut.EMPTY,
             packed_shape=_PACK[:1],
         ),
         Argument("sinks", "sinks", ("heads",), "float32", left_out=LeftOut.EMPTY),
@@ -301,7 +314,11 @@ WRITE_CACHE = Operator(
         *_cache(written=True),
         Argument("positions", "positions", ("tokens",), "int64", align=8, also_dtypes=_INT32, left_out=LeftOut.EMPTY),
         _rows(
-            "cos_sin", "cos_sin_cache", ("max_positions", "cos_sin_columns"), "float32", also_dtypes=("dtype",),
+            "cos_sin",
+            "cos_sin_cache",
+            ("max_positions", "cos_sin_columns"),
+            "float32",
+            also_dtypes=("dtype",),
             left_out=LeftOut.EMPTY,
         ),
         Number("scale", "scale", 1.0),
@@ -319,9 +336,7 @@ READ_CACHE = Operator(
         *_rows_of_keys(written=True),
         *_cache(),
         Argument("indices", "indices", ("tokens",), "int64", align=8, also_dtypes=_INT32, left_out=LeftOut.EMPTY),
-        Argument(
-            "block_tables", "block_tables", ("requests", "width"), strides=Strides.ROWS, left_out=LeftOut.EMPTY
-        ),
+        Argument("block_tables", "block_tables", ("requests", "width"), strides=Strides.ROWS, left_out=LeftOut.EMPTY),
         Argument("cum_seq_lens", "cum_seq_lens", ("requests + 1",), left_out=LeftOut.EMPTY),
         Argument("seq_starts", "seq_starts", ("requests",), left_out=LeftOut.EMPTY),
         Number("scale", "scale", 1.0),
@@ -337,7 +352,8 @@ QUANTIZE_Q = Operator(
         *(
             _rows(f"{name}_out", f"{name}_out", (*_BATCH, columns), dtype, packed_shape=(*_PACK, columns), **_MADE)
             for name, columns, dtype in (
-                ("nope", LATENT_DIM, "float8_e4m3fn"), ("rope", ROPE_DIM, "bfloat16"),
+                ("nope", LATENT_DIM, "float8_e4m3fn"),
+                ("rope", ROPE_DIM, "bfloat16"),
             )
         ),
         Argument("scale_out", "scale_out", _BATCH, "float32", Strides.ANY, packed_shape=_PACK, **_MADE),
@@ -350,6 +366,5 @@ QUANTIZE_Q = Operator(
 )
 
 OPERATORS = {
-    operator.variant.family: operator
-    for operator in (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
+    operator.variant.family: operator for operator in (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
 }

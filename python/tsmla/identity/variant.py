@@ -59,11 +59,13 @@ class PrefillVariant(_Variant):
     lse: bool
 
     def symbol(self) -> str:
-        return "_".join((
-            f"tsmla_prefill_{self.arch}_{self.dtype}_to_{self.out_dtype}_d{self.d_qk}x{self.d_v}",
-            _flag(self.causal, "causal", "full"),
-            _flag(self.lse, "lse", "nolse"),
-        ))
+        return "_".join(
+            (
+                f"tsmla_prefill_{self.arch}_{self.dtype}_to_{self.out_dtype}_d{self.d_qk}x{self.d_v}",
+                _flag(self.causal, "causal", "full"),
+                _flag(self.lse, "lse", "nolse"),
+            )
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +123,12 @@ class DecodeVariant(_OfRows, _Variant):
             object.__setattr__(self, "row", uniform_row(self.dtype))
 
     def symbol(self) -> str:
-        return "_".join((
-            f"tsmla_decode_{self.arch}_{self.dtype}_to_{self.out_dtype}_{self.row.text(self.dtype)}",
-            _flag(self.lse, "lse", "nolse"),
-        ))
+        return "_".join(
+            (
+                f"tsmla_decode_{self.arch}_{self.dtype}_to_{self.out_dtype}_{self.row.text(self.dtype)}",
+                _flag(self.lse, "lse", "nolse"),
+            )
+        )
 
 
 @dataclasses.dataclass(frozen=True)

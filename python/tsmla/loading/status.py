@@ -116,9 +116,7 @@ def variant_status(variant: Variant) -> VariantStatus:
     return VariantStatus(variant, step, str(library.path))
 
 
-def _judge(
-    asked: str, families: tuple[str, ...], arch: Arch | str | None, path: str | Path | None
-) -> BinaryStatus:
+def _judge(asked: str, families: tuple[str, ...], arch: Arch | str | None, path: str | Path | None) -> BinaryStatus:
     """Return the status of some families. asked: the function that errors name."""
     found, reason = (_named(asked, arch), "") if arch is not None else gpu.current_arch()
     if found is None:

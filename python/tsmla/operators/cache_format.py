@@ -28,8 +28,10 @@ def is_countable(cache: torch.Tensor) -> bool:
 
 def is_usual(format: str, scale: float) -> bool:
     """Whether `checked` would accept these arguments and return them unchanged."""
-    return type(format) is str and type(scale) is float and (
-        scale == 1.0 or (format == _SCALED and SMALLEST_FLOAT32 <= scale <= LARGEST_FLOAT32)
+    return (
+        type(format) is str
+        and type(scale) is float
+        and (scale == 1.0 or (format == _SCALED and SMALLEST_FLOAT32 <= scale <= LARGEST_FLOAT32))
     )
 
 

@@ -135,8 +135,7 @@ def tsmla_prefill(
             lse_includes_sink, lse, merge_into, lse_base,
         )  # fmt: skip
     if not (
-        type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float
-        and type(batch_size) is int
+        type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float and type(batch_size) is int
     ):
         softmax_scale, k_scale, v_scale, output_scale = checks.each(
             checks.number, _OPERATOR,

@@ -114,9 +114,7 @@ class _Served(NamedTuple):
 
 def _examined(tensors: tuple, options: tuple[bool, bool]) -> _Served:
     """Check everything about a call, and return what serves it."""
-    power_of_two, pdl = checks.each(
-        checks.flag, _OPERATOR, power_of_two_scales=options[0], enable_pdl=options[1]
-    )
+    power_of_two, pdl = checks.each(checks.flag, _OPERATOR, power_of_two_scales=options[0], enable_pdl=options[1])
     query, q_pe, *_ = tensors
     called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
     packed = isinstance(query, torch.Tensor) and query.ndim == 3
@@ -136,8 +134,10 @@ def _examined(tensors: tuple, options: tuple[bool, bool]) -> _Served:
             f"{_OPERATOR}: {called.get('query', 'query')} has {tokens} tokens x {sizes['heads']} heads; at most "
             f"{_MAX_ROWS} rows fit one call"
         )
-    made = query.new_empty(LATENT_DIM, dtype=torch.float8_e4m3fn), query.new_empty(ROPE_DIM), query.new_empty(
-        (), dtype=torch.float32
+    made = (
+        query.new_empty(LATENT_DIM, dtype=torch.float8_e4m3fn),
+        query.new_empty(ROPE_DIM),
+        query.new_empty((), dtype=torch.float32),
     )
     return _Served(resolve.kernel(variant), query.new_empty((0, 0, 0, ROPE_DIM)), made, int(power_of_two), int(pdl))
 

@@ -172,8 +172,16 @@ _PREFILL = (
     PrefillCase("merged", (513, 90, 130), (1513, 0, 63), (12, 3), strided=True, merges=True),
     PrefillCase("scales", (140, 2), (700, 0), factors=(0.375, 4.0, -0.125)),
     PrefillCase(
-        "long by the rows of the pack, merged, sinks", (513, 90, 130), (1513, 0, 63), (4, 1), factors=(1.0, 2.0, 0.5),
-        strided=True, sinks=True, pieces=True, merges=True, unused_keys=83_000,
+        "long by the rows of the pack, merged, sinks",
+        (513, 90, 130),
+        (1513, 0, 63),
+        (4, 1),
+        factors=(1.0, 2.0, 0.5),
+        strided=True,
+        sinks=True,
+        pieces=True,
+        merges=True,
+        unused_keys=83_000,
     ),
 )
 
@@ -216,8 +224,12 @@ _DECODE = (
     DecodeCase("a pack, 128 heads, window, sinks", (900, 12), q_lens=(17, 1), heads=128, window=66, sinks=True),
     DecodeCase("a pack, full", (900, 12, 4097), q_lens=(9, 30, 1), heads=24, causal=False),
     DecodeCase("a pack, two ranks by blocks", (4001, 2, 640), q_lens=(3, 1, 64), ranks=2, interleave=64),
-    DecodeCase("a pack of more requests than the GPU has SMs", tuple(i * 131 % 400 for i in range(300)),
-               q_lens=tuple(i * 7 % 4 for i in range(300)), heads=8),
+    DecodeCase(
+        "a pack of more requests than the GPU has SMs",
+        tuple(i * 131 % 400 for i in range(300)),
+        q_lens=tuple(i * 7 % 4 for i in range(300)),
+        heads=8,
+    ),
     DecodeCase("batch-invariant", (3, 70, 500, 9000), q_len=4, heads=24, batch_invariant=True),
     DecodeCase("batch-invariant pack, 128 heads", (4097, 3, 700), q_lens=(1, 2, 9), heads=128, batch_invariant=True),
     DecodeCase("large scores", (900, 5000), q_len=2, magnitude=2.5, output_scale=-2.0),

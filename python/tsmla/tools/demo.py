@@ -243,9 +243,7 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) 
     return out, scores.logsumexp(-1).T
 
 
-def _attended(
-    out: torch.Tensor, lse: torch.Tensor, expected: torch.Tensor, expected_lse: torch.Tensor
-) -> list[Result]:
+def _attended(out: torch.Tensor, lse: torch.Tensor, expected: torch.Tensor, expected_lse: torch.Tensor) -> list[Result]:
     largest = (lse.double() - expected_lse).abs().max().item()
     return [Result("out", _rmse(out, expected), BF16_LIMIT), Result("lse", largest, LSE_LIMIT)]
 

@@ -42,9 +42,7 @@ def mask_row(scores: list, end: Int32) -> list:
 def mask_outside(scores: list, first: Int32, end: Int32) -> list:
     """The scores, those of columns outside of `first` .. `end` - 1 replaced by -inf."""
     hidden = Float32(-Float32.inf)
-    return [
-        Float32(select_((first <= column) & (end > column), score, hidden)) for column, score in enumerate(scores)
-    ]
+    return [Float32(select_((first <= column) & (end > column), score, hidden)) for column, score in enumerate(scores)]
 
 
 def row_maximum(scores: list[Float32], nan: bool = False) -> Float32:

@@ -30,22 +30,17 @@ def load(address: Int32, columns: int) -> list[Float32]:
     for first in range(0, columns, MAXIMUM_REPETITION):
         count = min(MAXIMUM_REPETITION, columns - first)
         code = f"tcgen05.ld.sync.aligned.32x32b.x{count}.b32 {_operands('w', count)}, [{{$r0}}];"
-        values += cute.arch.inline_ptx(
-            code, write_only_types=[Float32] * count, read_only_args=[address + first]
-        )
+        values += cute.arch.inline_ptx(code, write_only_types=[Float32] * count, read_only_args=[address + first])
     return values
 
 
 def load_with_maximum(address: Int32, columns: int) -> tuple[list[Float32], list[Float32]]:
-    """Start loading this thread's row, and the largest of every MAXIMUM_REPETITION values, NaN ignored. sm_103a only.
-    """
+    """Start loading this thread's row, and the largest of every MAXIMUM_REPETITION values, NaN ignored. sm_103a only."""
     values: list[Float32] = []
     maxima: list[Float32] = []
     count = MAXIMUM_REPETITION
     for first in range(0, columns, count):
-        code = (
-            f"tcgen05.ld.red.sync.aligned.32x32b.x{count}.max.f32 {_operands('w', count)}, {{$w{count}}}, [{{$r0}}];"
-        )
+        code = f"tcgen05.ld.red.sync.aligned.32x32b.x{count}.max.f32 {_operands('w', count)}, {{$w{count}}}, [{{$r0}}];"
         *loaded, largest = cute.arch.inline_ptx(
             code, write_only_types=[Float32] * (count + 1), read_only_args=[address + first]
         )

@@ -56,9 +56,7 @@ def k_step_mn_major(element_bytes: int, row_bytes: int) -> int:
     return K_BYTES // element_bytes * row_bytes >> 4
 
 
-def multiply(
-    kind: str, accumulator: Int32, a: Int64, b: Int64, instruction: int, keep, form: str = ONE
-) -> None:
+def multiply(kind: str, accumulator: Int32, a: Int64, b: Int64, instruction: int, keep, form: str = ONE) -> None:
     """accumulator (a tensor memory address) = a b^T, plus the accumulator when `keep`; a and b in shared memory.
     `form` is ONE, ONE_HALVED or PAIR_HALVED."""
     _issue(kind, form, accumulator, "{$r1}", a, b, instruction, keep)

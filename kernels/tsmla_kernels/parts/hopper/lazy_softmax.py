@@ -109,9 +109,7 @@ def is_ahead(received: cute.Tensor, reference: cute.Tensor) -> Boolean:
 
 
 @cute.jit
-def follow_reference(
-    received: cute.Tensor, reference: cute.Tensor, rescale: cute.Tensor, scale_log2: Float32
-) -> None:
+def follow_reference(received: cute.Tensor, reference: cute.Tensor, rescale: cute.Tensor, scale_log2: Float32) -> None:
     """Take over the references that another warp has moved to, as `move_reference` without sums would have."""
     for row in cutlass.range_constexpr(cute.size(reference)):
         _rescale(row, received[row], reference, None, rescale, scale_log2)

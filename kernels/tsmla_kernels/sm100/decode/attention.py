@@ -81,7 +81,8 @@ class AttentionKernel:
             maps = KeyMaps(
                 box_maps(given.kv_cache, 0, wide, chunks, geometry.k_chunks, layouts.k_box, layouts.k_large),
                 box_maps(rope_cache, rope_column, tail, 1, 1, layouts.k_tail_box, layouts.k_tail_large)
-                if has_tail else None,
+                if has_tail
+                else None,
             )
             if const_expr(geometry.is_pair):
                 v_chunks = geometry.v_chunks

@@ -162,9 +162,7 @@ class Found(NamedTuple):
     keys: Int32
 
 
-def convert_keys(
-    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], warp: Int32, assignment: Assignment
-):
+def convert_keys(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], warp: Int32, assignment: Assignment):
     """Convert the keys of each segment and, in a pair, also its values. Keys that no row sees become zeros:
     probabilities of hidden keys are 0, but 0 x NaN is NaN."""
     plans = slot_plans(geometry)

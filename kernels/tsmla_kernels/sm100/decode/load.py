@@ -185,9 +185,7 @@ def _copy_wide(
 
 
 @cute.jit
-def _copy_tail(
-    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, index
-):
+def _copy_tail(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, index):
     place = slot * geometry.k_tail_bytes + index * (BOX_KEYS * geometry.tail_bytes)
     tiler = _box_tiler(geometry.tail, 1)
     target, k_map = _at(shared.k_tail, place), maps.k_tail.small

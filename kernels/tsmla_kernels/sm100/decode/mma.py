@@ -82,9 +82,7 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: 
 
 
 @cute.jit
-def _keys_come_first(
-    geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, slot: Int32, tile: Int32
-) -> Boolean:
+def _keys_come_first(geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, slot: Int32, tile: Int32) -> Boolean:
     """Whether scores of keys whose last slot is number `slot` go before values of tile number `tile`. Where there is
     room for three tiles, the warp waits for the keys or for the probabilities, whichever come first: on its way to the
     probabilities it would miss the keys. Where there is less, values free what memory waits for: it asks once."""

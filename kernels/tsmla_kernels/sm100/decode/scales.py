@@ -103,9 +103,7 @@ def _put(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], values: tu
     shared.scales_edge.hand_over(count)
 
 
-def folded(
-    shared: Shared, geometry: DecodeGeometry, half: Int32, scores: list, factor: Float32, count: Int32
-) -> list:
+def folded(shared: Shared, geometry: DecodeGeometry, half: Int32, scores: list, factor: Float32, count: Int32) -> list:
     """The folded scores of this thread's half of the keys of tile number `count`, once their scales are there."""
     shared.scales_edge.wait_full(count)
     mine = _mine(shared, geometry, half, count)
@@ -121,8 +119,7 @@ def folded(
 def unfolded_sum(
     shared: Shared, geometry: DecodeGeometry, half: Int32, values: list, start: Float32, count: Int32
 ) -> Float32:
-    """start + this thread's probabilities of tile number `count`, each divided by its key's scale. Releases the scales.
-    """
+    """start + this thread's probabilities of tile number `count`, each divided by its key's scale. Releases the scales."""
     mine = _mine(shared, geometry, half, count)
     chains = [(start, Float32(0.0))] + [(Float32(0.0), Float32(0.0))] * (_CHAINS - 1)
     for first in range(0, len(values), _VECTOR):

@@ -70,9 +70,7 @@ def layouts_of(geometry: DecodeGeometry) -> Layouts:
     return Layouts(*layouts(BOX_KEYS), *layouts(LARGE_KEYS))
 
 
-def shared_of(
-    geometry: DecodeGeometry, base: cute.Pointer, barriers: Barriers, tmem_base: Int32
-) -> Shared:
+def shared_of(geometry: DecodeGeometry, base: cute.Pointer, barriers: Barriers, tmem_base: Int32) -> Shared:
     """Carve up shared memory from `base` on; addresses for descriptors, swizzled pointers for bulk copies, words for
     lanes."""
     layouts = layouts_of(geometry)
@@ -98,7 +96,8 @@ def shared_of(
         q_tiles=tuple(
             cute.make_tensor(cute.recast_ptr(base + at, query.swizzle(name), dtype), query.layout(name))
             for name, at, dtype in (
-                ("latent", geometry.q_offset, latent), ("rope", geometry.q_offset + query.rope_offset, rope)
+                ("latent", geometry.q_offset, latent),
+                ("rope", geometry.q_offset + query.rope_offset, rope),
             )
         ),
         q_words=words(geometry.q_offset),

@@ -138,9 +138,7 @@ def _write(
 
 
 @cute.jit
-def _with_earlier(
-    values: list, row: cute.Tensor, factor: Float32, kept: Float32, first: cutlass.Constexpr
-) -> list:
+def _with_earlier(values: list, row: cute.Tensor, factor: Float32, kept: Float32, first: cutlass.Constexpr) -> list:
     """Add the columns of an earlier result, from `first` on."""
     dtype = row.element_type
     source = cute.make_tensor(aligned(row.iterator + first, 16), cute.make_layout(len(values)))

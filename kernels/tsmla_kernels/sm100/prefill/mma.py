@@ -44,9 +44,7 @@ class Places(NamedTuple):
 
 
 @cute.jit
-def multiply(
-    products: cutlass.Constexpr[Products], shared: Shared, tmem_base: Int32, works, tiles: Int32
-) -> None:
+def multiply(products: cutlass.Constexpr[Products], shared: Shared, tmem_base: Int32, works, tiles: Int32) -> None:
     """Issue scores and values of the KV tiles, for one query tile and then for the other, so that the softmax of one
     runs under the products of the other. `works` are the query tiles' TileWork."""
     geometry = products.geometry
@@ -76,9 +74,7 @@ def multiply(
 
 
 @cute.jit
-def _go_on_in_place(
-    products: cutlass.Constexpr[Products], places: Places, shared: Shared, works, tiles: Int32
-) -> None:
+def _go_on_in_place(products: cutlass.Constexpr[Products], places: Places, shared: Shared, works, tiles: Int32) -> None:
     """Issue all but the first scores and the last values. Per step: values of the KV tile before, then scores of this
     one, which take the place of those probabilities."""
     geometry = products.geometry
@@ -98,9 +94,7 @@ def _go_on_in_place(
 
 
 @cute.jit
-def _go_on_crossed(
-    products: cutlass.Constexpr[Products], places: Places, shared: Shared, works, tiles: Int32
-) -> None:
+def _go_on_crossed(products: cutlass.Constexpr[Products], places: Places, shared: Shared, works, tiles: Int32) -> None:
     """Issue all but the first scores and the last values. Scores of one query tile take the place of the other's
     probabilities: they come behind the values of those, and the second query tile's values therefore after the first
     one's next scores."""

@@ -126,9 +126,7 @@ def softmax(
             state = _step(row, state, event, True, False)
         for event in cutlass.range(unmasked, own.events, unroll=1):
             state = _step(row, state, event, False, False)
-    end = end_of_row(
-        state.maximum, softmax_scale, state.total, probabilities.bias, NATURAL, ending.output_scale
-    )
+    end = end_of_row(state.maximum, softmax_scale, state.total, probabilities.bias, NATURAL, ending.output_scale)
     told = own.events > 0
     if const_expr(variant.lse):
         if earlier.merges != 0:
@@ -152,9 +150,7 @@ def softmax(
 
 
 @cute.jit
-def _step(
-    row: Row, state: RowState, event: Int32, masked: cutlass.Constexpr, is_first: cutlass.Constexpr
-) -> RowState:
+def _step(row: Row, state: RowState, event: Int32, masked: cutlass.Constexpr, is_first: cutlass.Constexpr) -> RowState:
     """Turn scores of one KV tile into probabilities; tells the correction by how much to rescale, and the MMAs to go
     on."""
     tile_kv = row.geometry.tile_kv
@@ -231,7 +227,11 @@ def _make_all(
         if const_expr(in_order and group >= GROUPS_AHEAD * GROUP):
             offset = behind(offset, ends[-GROUPS_AHEAD])
         made = exponentials(
-            scores[group : group + GROUP], row.scale_log2, offset, group, row.schedule.emulated_pairs,
+            scores[group : group + GROUP],
+            row.scale_log2,
+            offset,
+            group,
+            row.schedule.emulated_pairs,
             _packed_and_added(made, dtype, words, sums),
         )
         ends.append(made[-3])  # the exponential unit's last one: the pair behind it is an emulated one
@@ -261,8 +261,7 @@ def _packed_and_added(values: list, dtype, words: list, sums: Sums) -> Iterator[
 
 @cute.jit
 def _await_turn(row: Row, count: Int32) -> None:
-    """Wait until the other query tile, if it visits KV tile number `count`, needs the exponential unit no more for it.
-    """
+    """Wait until the other query tile, if it visits KV tile number `count`, needs the exponential unit no more for it."""
     _wait_full_of(row.shared.turns, 4 * (1 - row.tile) + row.warp, count - row.other_start)
 
 

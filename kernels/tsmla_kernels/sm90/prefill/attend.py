@@ -94,9 +94,7 @@ def attend(
         tile = tasks.tile(task)
         work = tasks.work(tile)
         if tile.q.length > 0:
-            attend_task(
-                variant, mmas, shared, tile, work, results, softmax_scale, filled, tiles_before
-            )
+            attend_task(variant, mmas, shared, tile, work, results, softmax_scale, filled, tiles_before)
         filled += cutlass.min(work.tiles, 1)
         tiles_before += work.tiles
 
@@ -211,9 +209,7 @@ def _end_rows(state: PrefillState, ends: Ends):
         if const_expr(logs):
             if ends.earlier.merges != 0:
                 end, share = count_earlier(end, ends.row_lse[row])
-                ends.kept[row] = count_sink(
-                    ends.ending, ends.head, RowEnd(share, end.log_sum), NATURAL, False
-                ).factor
+                ends.kept[row] = count_sink(ends.ending, ends.head, RowEnd(share, end.log_sum), NATURAL, False).factor
         end = count_sink(ends.ending, ends.head, end, NATURAL, logs)
         ends.factor[row], ends.row_lse[row] = end.factor, end.log_sum * ends.ending.lse_factor
     if const_expr(logs and state.policy.ends_early):
@@ -294,8 +290,7 @@ def _scores(state: PrefillState, count: Int32) -> cute.Tensor:
 
 @cute.jit
 def _have_scores(state: PrefillState, count: Int32):
-    """Release K of tile `count`, whose scores are there, and, where queries are loaded early, Q behind the last tile's.
-    """
+    """Release K of tile `count`, whose scores are there, and, where queries are loaded early, Q behind the last tile's."""
     q_edge, query, last = state.edges.q, state.query, state.tiles_before + state.work.tiles - 1
     state.edges.k.release(count)
     if const_expr(state.policy.starts_early):

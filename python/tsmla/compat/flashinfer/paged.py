@@ -274,9 +274,7 @@ class BatchMLAPagedAttentionWrapper:
         packed = pages.q_ends is not None
         outer = flat if packed else (pages.batch, pages.most, planned.num_heads)
         shaped = tuple(piece.view(*outer, piece.shape[-1]) for piece in pieces)
-        scale, output_scale = run_inputs.factors(
-            _RUN, planned.sm_scale, ckv_scale, kpe_scale, bmm1_scale, bmm2_scale
-        )
+        scale, output_scale = run_inputs.factors(_RUN, planned.sm_scale, ckv_scale, kpe_scale, bmm1_scale, bmm2_scale)
         result: Any
         try:
             result = tsmla_decode(

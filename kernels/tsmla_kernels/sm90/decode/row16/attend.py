@@ -199,9 +199,7 @@ def _query_as_given(
                     cute.make_tensor(latent[None, 0, half, row].iterator + 4 * vector, cute.make_layout(4)),
                 )
         source = aligned(cute.domain_offset((*place, warp * 16 + part * 4), query.rope).iterator, 8)
-        cute.autovec_copy(
-            cute.make_tensor(cute.recast_ptr(source, dtype=Int32), cute.make_layout(2)), rope[None, row]
-        )
+        cute.autovec_copy(cute.make_tensor(cute.recast_ptr(source, dtype=Int32), cute.make_layout(2)), rope[None, row])
     return latent, rope
 
 
@@ -226,8 +224,7 @@ def _widened_operands(given: tuple) -> tuple:
 def _as_operands(
     shared: Shared, given: tuple, dtype: cutlass.Constexpr, team: Int32, warp: Int32, scale_log2: Float32
 ) -> tuple:
-    """First operands of this warp's columns of the query, and the factors that turn products into logarithms of scores.
-    """
+    """First operands of this warp's columns of the query, and the factors that turn products into logarithms of scores."""
     latent, rope = given
     lane = cute.arch.lane_idx()
     numbers = [

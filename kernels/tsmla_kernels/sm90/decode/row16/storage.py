@@ -28,9 +28,7 @@ class Shared(NamedTuple):
 
 def shared_of(schedule: FewRowsSchedule, base: cute.Pointer, barriers: Barriers) -> Shared:
     geometry = schedule.geometry
-    tasks = cute.make_tensor(
-        cute.recast_ptr(base + DEALT_AT, dtype=Int32), cute.make_layout((TASK_WORDS, TASK_RING))
-    )
+    tasks = cute.make_tensor(cute.recast_ptr(base + DEALT_AT, dtype=Int32), cute.make_layout((TASK_WORDS, TASK_RING)))
     return Shared(
         stages=(base + BARRIER_BYTES).toint(),
         exchange=(base + geometry.exchange_at).toint(),

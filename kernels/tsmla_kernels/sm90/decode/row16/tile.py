@@ -369,9 +369,7 @@ def _base(state: State, row: int) -> Float32:
 
 
 @cute.jit
-def _turn(
-    stage: Int32, warp: Int32, row_bytes: cutlass.Constexpr[int], scales_at: cutlass.Constexpr[int]
-) -> None:
+def _turn(stage: Int32, warp: Int32, row_bytes: cutlass.Constexpr[int], scales_at: cutlass.Constexpr[int]) -> None:
     """Turn the signs of this warp's values of keys whose scales are negative: probabilities know the logarithms of
     these, not their signs."""
     lane = cute.arch.lane_idx()
@@ -403,9 +401,7 @@ def _move(state: State, highest: cute.Tensor) -> None:
 
 
 @cute.jit
-def add_values(
-    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, packed: cute.Tensor, stage: Int32
-) -> None:
+def add_values(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, packed: cute.Tensor, stage: Int32) -> None:
     """Add probabilities times values to the output."""
     for step in cutlass.range_constexpr(STEPS):
         weights = [packed[i, step] for i in range(4)]

@@ -95,9 +95,7 @@ def _attend_task(
     outputs = tuple(
         cute.make_rmem_tensor(mma_pv.partition_shape_C((64, geometry.value_columns)), Float32) for _ in range(OUTPUTS)
     )
-    coordinates = rows_columns(
-        mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, geometry.tile_kv)))
-    )
+    coordinates = rows_columns(mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, geometry.tile_kv))))
     rows = cute.size(coordinates, mode=[0])
     query_scales = None
     if const_expr(scales is not None):

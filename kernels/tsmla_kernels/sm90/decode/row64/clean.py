@@ -17,9 +17,7 @@ from .storage import Shared
 
 
 @cute.jit
-def clean(
-    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility, heads: Divisor
-) -> None:
+def clean(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility, heads: Divisor) -> None:
     """Clean the border tiles of every task."""
     for_each_task(shared.dealt, functools.partial(_clean_task, shared, geometry, view, heads), Int32(0))
 

@@ -124,9 +124,7 @@ def _copy_boxes(
 
 
 @cute.jit
-def _load_query(
-    query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, heads: Divisor
-):
+def _load_query(query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, heads: Divisor):
     """Load the rows of a task, and up to a whole tile rows that are zeros or copies of others."""
     tile = geometry.query_tile
     shared.edges.q.wait_empty(task.loads)

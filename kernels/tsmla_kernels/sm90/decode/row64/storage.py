@@ -224,9 +224,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         vectors=tuple(plain(at, layout, Int32) for at, layout in zip(strips, layouts.vectors, strict=True)),
     )
     told = Exchange(
-        probabilities=plain(
-            exchange, cute.make_layout((4, vectors, WARPGROUP), stride=(1, 4 * WARPGROUP, 4)), Int32
-        ),
+        probabilities=plain(exchange, cute.make_layout((4, vectors, WARPGROUP), stride=(1, 4 * WARPGROUP, 4)), Int32),
         staging=(base + exchange).toint(),
         references=plain(REFERENCES_AT, cute.make_layout(geometry.tile_q), Float32),
         row_sums=plain(row_sums, cute.make_layout((geometry.tile_q, 2, 2)), Float32),

@@ -72,9 +72,7 @@ class ConvertedStream(StoredStream):
 
 
 @cute.jit
-def convert(
-    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility, heads: Divisor
-) -> None:
+def convert(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility, heads: Divisor) -> None:
     """Convert the strips that this warpgroup has of every task."""
     converter = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP // 32) - 3
     for_each_task(shared.dealt, functools.partial(_convert_task, shared, geometry, converter, view, heads), Int32(0))
