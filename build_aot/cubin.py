@@ -105,7 +105,8 @@ def resources(image: Elf) -> dict[str, int]:
 
 
 def each_kernel(image: Elf) -> list[dict[str, int]]:
-    """What each of the image's kernels uses, by the names of RESOURCES. Raises BuildError when the image does not say."""
+    """What each of the image's kernels uses, by the names of RESOURCES. Raises BuildError when the image does not
+    say."""
     symbols = image.symbols(SHT_SYMTAB)
     texts = {s.name.removeprefix(".text."): s for s in image.sections if s.name.startswith(".text.")}
     kernels = [s.name for s in symbols if s.type == STT_FUNC and s.name in texts]

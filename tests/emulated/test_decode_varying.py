@@ -120,7 +120,8 @@ def test_few_parts(gpu, monkeypatch, sm_count):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("case", [([40, 3400, 700], [1, 17, 5]), ([40, 200, 12960], [1, 5, 1])], ids=["ends", "middle"])
 def test_parts_that_walk_keys_in_step(gpu, monkeypatch, case, dtype):
-    """Ends of row tiles come last; and a request that goes on before and behind a part's stretch begins in its middle."""
+    """Ends of row tiles come last; and a request that goes on before and behind a part's stretch begins in its
+    middle."""
     seq_lens, q_lens = case
     plan = plan_decode(Arch.SM90A, 3, 3, max(q_lens), 16, max(seq_lens), varies=True)
     dealt = deal_out(DEALS[Arch.SM90A], seq_lens, q_lens, 16, plan.parts, plan.slots)

@@ -157,7 +157,8 @@ def _query(case: DecodeCase, given: tuple[torch.Tensor, ...], put: Callable[...,
 
 
 def _ordered(shape: torch.Size, order: list[int], innermost: int) -> tuple[int, ...]:
-    """Strides of a tensor whose dimensions lie in this order, the last of them so many elements from one to the next."""
+    """Strides of a tensor whose dimensions lie in this order, the last of them so many elements from one to the
+    next."""
     strides = [0] * len(shape)
     for dim in reversed(order):
         strides[dim] = innermost

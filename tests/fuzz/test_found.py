@@ -1,4 +1,5 @@
-"""Cases that failed once, on architectures whose kernels for them are their own; what they do not say is as by default."""
+"""Cases that failed once, on architectures whose kernels for them are their own; what they do not say is as by
+default."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ class Strides(enum.Enum):
 
 
 class LeftOut(enum.Enum):
-    """What takes the place of a tensor that a caller leaves out, if no other argument does; the value says it in words."""
+    """What takes the place of a tensor that a caller leaves out, if no other argument does; the value says it in
+    words."""
 
     REFUSED = "must be given"
     MADE = "made"

@@ -35,7 +35,8 @@ def load(address: Int32, columns: int) -> list[Float32]:
 
 
 def load_with_maximum(address: Int32, columns: int) -> tuple[list[Float32], list[Float32]]:
-    """Start loading this thread's row, and the largest of every MAXIMUM_REPETITION values, NaN ignored. sm_103a only."""
+    """Start loading this thread's row, and the largest of every MAXIMUM_REPETITION values, NaN ignored. sm_103a
+    only."""
     values: list[Float32] = []
     maxima: list[Float32] = []
     count = MAXIMUM_REPETITION

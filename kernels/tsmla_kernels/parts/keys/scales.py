@@ -79,7 +79,8 @@ def deciding_key(viewers: Viewers, first_tile_key: Int32) -> Int32:
 
 @cute.jit
 def anchor_of(scale: Float32) -> Float32:
-    """The power of two in a scale; 1 for what is no number, and for 0, whose key is hidden and says nothing of others."""
+    """The power of two in a scale; 1 for what is no number, and for 0, whose key is hidden and says nothing of
+    others."""
     magnitude = scale.bitcast(Int32) & _MAGNITUDE
     exponent = magnitude & _EXPONENT
     bounded = cutlass.min(cutlass.max(exponent, _LEAST_EXPONENT), _MOST_EXPONENT)

@@ -117,7 +117,8 @@ def _page_of(wanted: Wanted, box: Int32) -> Int32:
 
 
 def place_in_page(source: KeySource, number: Int32, keys: int) -> Int32:
-    """Where in its page span number `number` of a request lies, pages and requests being cut into spans of `keys` keys."""
+    """Where in its page span number `number` of a request lies, pages and requests being cut into spans of `keys`
+    keys."""
     return number & (source.page_size // keys - 1)
 
 

@@ -76,7 +76,8 @@ class VisibleKeys(NamedTuple):
 
 @cute.jit
 def visibility(given, tokens: Int32, capacity: Int64) -> Visibility:
-    """Collect, on the host, what the predicate needs of a call's arguments, by name, with `tokens` query tokens in all."""
+    """Collect, on the host, what the predicate needs of a call's arguments, by name, with `tokens` query tokens in
+    all."""
     period, before = (_at_most(Int64(given.cp_interleave) * blocks, MOST) for blocks in (given.cp_world, given.cp_rank))
     visible_tokens, vary = given.q_len, Int32(0)
     if given.cum_seq_lens_q.shape[0] > 0:

@@ -119,7 +119,8 @@ def folded(shared: Shared, geometry: DecodeGeometry, half: Int32, scores: list, 
 def unfolded_sum(
     shared: Shared, geometry: DecodeGeometry, half: Int32, values: list, start: Float32, count: Int32
 ) -> Float32:
-    """start + this thread's probabilities of tile number `count`, each divided by its key's scale. Releases the scales."""
+    """start + this thread's probabilities of tile number `count`, each divided by its key's scale. Releases the
+    scales."""
     mine = _mine(shared, geometry, half, count)
     chains = [(start, Float32(0.0))] + [(Float32(0.0), Float32(0.0))] * (_CHAINS - 1)
     for first in range(0, len(values), _VECTOR):

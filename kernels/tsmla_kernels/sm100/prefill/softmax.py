@@ -261,7 +261,8 @@ def _packed_and_added(values: list, dtype, words: list, sums: Sums) -> Iterator[
 
 @cute.jit
 def _await_turn(row: Row, count: Int32) -> None:
-    """Wait until the other query tile, if it visits KV tile number `count`, needs the exponential unit no more for it."""
+    """Wait until the other query tile, if it visits KV tile number `count`, needs the exponential unit no more for
+    it."""
     _wait_full_of(row.shared.turns, 4 * (1 - row.tile) + row.warp, count - row.other_start)
 
 

@@ -290,7 +290,8 @@ def _scores(state: PrefillState, count: Int32) -> cute.Tensor:
 
 @cute.jit
 def _have_scores(state: PrefillState, count: Int32):
-    """Release K of tile `count`, whose scores are there, and, where queries are loaded early, Q behind the last tile's."""
+    """Release K of tile `count`, whose scores are there, and, where queries are loaded early, Q behind the last
+    tile's."""
     q_edge, query, last = state.edges.q, state.query, state.tiles_before + state.work.tiles - 1
     state.edges.k.release(count)
     if const_expr(state.policy.starts_early):

@@ -224,7 +224,8 @@ def _widened_operands(given: tuple) -> tuple:
 def _as_operands(
     shared: Shared, given: tuple, dtype: cutlass.Constexpr, team: Int32, warp: Int32, scale_log2: Float32
 ) -> tuple:
-    """First operands of this warp's columns of the query, and the factors that turn products into logarithms of scores."""
+    """First operands of this warp's columns of the query, and the factors that turn products into logarithms of
+    scores."""
     latent, rope = given
     lane = cute.arch.lane_idx()
     numbers = [

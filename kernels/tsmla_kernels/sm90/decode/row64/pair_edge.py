@@ -55,6 +55,7 @@ def _arrive_in_both(barrier: cute.Pointer) -> None:
 
 
 def _copy_to_other(place: Int32, size: int, barrier: cute.Pointer) -> None:
-    """Start copying `size` bytes of shared memory to the other CTA, which complete on its barrier; called by one lane."""
+    """Start copying `size` bytes of shared memory to the other CTA, which complete on its barrier; called by one
+    lane."""
     other = own_rank() ^ 1
     bulk_copy_between_ctas(mapa(place, other), place, size, mapa(Int32(barrier.toint()), other))

@@ -174,7 +174,8 @@ def _load(geometry: cutlass.Constexpr[DecodeGeometry], row: StoredKey, strip: cu
 
 
 def _multiplied(geometry: DecodeGeometry, words: tuple) -> tuple:
-    """Multiply what was loaded of a strip by its scale and round it, as `mla_read_cache` does: two numbers in a word."""
+    """Multiply what was loaded of a strip by its scale and round it, as `mla_read_cache` does: two numbers in a
+    word."""
     stored, made = (numeric(format.piece("latent").dtype) for format in (geometry.stored, geometry.row))
     (scale,) = Vector.from_elements(words[-1:], Int32).bitcast(Float32).to_elements()
     values = Vector.from_elements(words[:-1], Int32).bitcast(stored).to(Float32) * scale
