@@ -66,6 +66,45 @@ def test_all_read_what_one_lane_wrote():
     needs_sync(f"{ELECT} @%p2 st.shared.b32 [smem], 1; SYNC ld.shared.b32 %r4, [smem];", threads=32)
 
 
+PLACES = SLOT + """
+and.b32 %r7, %r1001, WORDS; shl.b32 %r7, %r7, 2; add.s32 %r8, %r2, %r7; mad.wide.u32 %d1, %r7, 1, %d100;
+"""
+
+
+@pytest.mark.parametrize("words", [1, 2], ids=["all lanes", "every other lane"])
+@pytest.mark.parametrize("space, place", [("shared", "%r8"), ("global", "%d1")])
+def test_a_lane_writes_what_several_read(space, place, words):
+    """It may not before all have read it, and it is one of them."""
+    body = PLACES.replace("WORDS", str(words - 1)) + f"ld.{space}.b32 %r4, [{place}]; SYNC {ELECT}"
+    needs_sync(body + f"@%p2 st.{space}.b32 [{place}], 7;", threads=32)
+
+
+@pytest.mark.parametrize("space, place", [("shared", "%r8"), ("global", "%d1")])
+def test_lanes_write_what_they_alone_read_many_times(space, place):
+    body = PLACES.replace("WORDS", "31") + f"mov.b32 %r5, 0; AGAIN: ld.{space}.b32 %r4, [{place}]; add.u32 %r5, %r5, 1;"
+    body += "setp.lt.u32 %p2, %r5, 3; @%p2 bra AGAIN;"
+    clean(body + f"st.{space}.b32 [{place}], 7;", threads=32)
+    races(body + f"xor.b32 %r8, %r8, 4; xor.b64 %d1, %d1, 4; st.{space}.b32 [{place}], 7;", LANES, threads=32)
+
+
+def test_lanes_that_store_to_one_word_of_global_memory_store_the_same():
+    clean("st.global.b32 [%d100], 7;", threads=32)
+    races("add.u32 %r1, %r1001, 1; st.global.b32 [%d100], %r1;", LANES, threads=32)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_lane_writes_what_another_read_before_it(lanes):
+    """One lane alone, and lanes side by side that have a word each."""
+    pick = f"div.u32 %r9, %r1001, {lanes}; setp.eq.u32 %p1, %r9, 2; setp.eq.u32 %p2, %r9, 4;"
+    reads = "@%p1 ld.shared.b32 %r4, [%r8]; SYNC @%p2 ld.shared.b32 %r4, [%r8]; @%p2 st.shared.b32 [%r8], 7;"
+    needs_sync(PLACES.replace("WORDS", str(lanes - 1)) + pick + reads, threads=32)
+
+
+def test_a_lane_makes_a_barrier_anew_that_all_have_waited_for():
+    body = f"{INIT} {ELECT} @%p2 mbarrier.arrive.shared.b64 %d1, [smem+512]; {WAIT} SYNC @!%p2 bra OVER;"
+    needs_sync(body + "mbarrier.inval.shared.b64 [smem+512]; mbarrier.init.shared.b64 [smem+512], 1; OVER:", threads=32)
+
+
 SECOND_WARP = "setp.ge.u32 %p1, %r1000, 32; @%p1 bra SECOND;"
 
 

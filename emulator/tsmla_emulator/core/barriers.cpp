@@ -85,6 +85,30 @@ void uses(Context& c, Cta& cta, u32 offset, u32 lane) {
     c.cluster.events->shared(c.actor(), c.group.pc, Proxy::Generic, Kind::Read, cta.rank, offset, 8, {u8(lane)});
 }
 
+// A barrier that lanes of an instruction, one after the other, find complete. Only those who listen are interested.
+struct Waited {
+  Context& c;
+  Mbarrier* barrier = nullptr;
+  Cta* cta = nullptr;
+  u32 lane = 0;
+
+  void add(Mbarrier& b, Cta& of, u32 by) {
+    if (!c.cluster.events) return;
+    if (barrier == &b) {
+      lane = Lanes::all;
+      return;
+    }
+    flush();
+    barrier = &b, cta = &of, lane = by;
+  }
+  void flush() {
+    if (!barrier) return;
+    uses(c, *cta, barrier->offset, lane);
+    c.cluster.events->acquire(c.actor(), barrier->sync, c.in.flags & kRelaxed);
+    barrier = nullptr;
+  }
+};
+
 Step arrive(Context& c) {
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
@@ -129,6 +153,7 @@ Step try_wait(Context& c) {
   u32 failed = 0, failed_address = 0;
   Cta* failed_cta = nullptr;
   u32 failed_phase = 0;
+  Waited waited{c};
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
     u64 address = c.address(lane);
@@ -140,14 +165,12 @@ Step try_wait(Context& c) {
     result[lane] = done ? ~0u : 0u;
     if (done && c.warp.trace && rest == c.mask) c.warp.trace->note(Note::kWait, u32(address), b.phase);
     if (done) {
-      if (c.cluster.events && (failed_cta == nullptr)) {
-        uses(c, cta, b.offset, lane);
-        c.cluster.events->acquire(c.actor(), b.sync, c.in.flags & kRelaxed);
-      }
+      if (!failed_cta) waited.add(b, cta, lane);
     } else {
       failed |= 1u << lane, failed_address = u32(address), failed_cta = &cta, failed_phase = b.phase;
     }
   }
+  waited.flush();
   if (!failed) {
     c.warp.failed_pc = ~0u;
     return Step::Next;

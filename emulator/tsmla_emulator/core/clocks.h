@@ -88,6 +88,11 @@ struct Access {
   bool alike(const Access& other) const {
     return lanes.first == other.lanes.first && lanes.each == other.lanes.each && begin == other.begin;
   }
+  // Whether other lanes of the same warp touch the same bytes by the same instruction, at the same time.
+  bool by_other_lanes(const Access& other) const {
+    return pc == other.pc && component == other.component && time == other.time && bytes == other.bytes &&
+           !alike(other);
+  }
   // Whether each of these bytes was touched by one and the same lane of a warp.
   bool same_lanes(const Access& other, u16 bytes_of_both) const {
     if (lanes.first == Lanes::all || other.lanes.first == Lanes::all) return false;

@@ -9,7 +9,9 @@
 
 namespace {
 
-using Granule = std::vector<Access>;
+// What 16 bytes of memory, or a column of 16 lanes of tensor memory, remember: the accesses that a later one may still
+// conflict with, the earliest first. A list in `HappensBefore::kept_`, by the number of its first entry; 0: none.
+using Granule = u32;
 
 enum class Where { Shared, Global, Tensor, TensorColumns };
 
@@ -379,11 +381,17 @@ class HappensBefore : public Events {
   }
 
   // Records the access; calls conflicts(earlier one) for each that it conflicts with.
+  //
+  // Lists stay short, as in FastTrack (Flanagan and Freund, PLDI 2009): a write drops what came before it to its bytes,
+  // because a later access that is ordered behind the write is ordered behind that, too, or a race was found by now. A
+  // read drops earlier reads that it is ordered behind, and those of its own actor: of the same lanes, or of any lane
+  // where all read now. What several lanes read by one instruction, all of them read. So there stay a write and one read
+  // for each actor that nothing orders.
   template <class Conflicts>
-  void touch(Granule& granule, const Actor& actor, const Access& now, Where where, Conflicts conflicts) {
-    size_t kept = 0;
-    for (size_t i = 0; i < granule.size(); i++) {
-      Access& old = granule[i];
+  void touch(Granule& granule, const Actor& actor, Access now, Where where, Conflicts conflicts) {
+    u32 last = 0;  // entry of the list that stays, before the present one
+    for (u32 at = granule; at;) {
+      Access& old = kept_[at].access;
       u16 both = old.bytes & now.bytes;
       if (both && (now.changes || (old.write && !now.write)) && !(old.strong && now.strong)) {
         if (!ordered(old, now, actor, where))
@@ -394,13 +402,25 @@ class HappensBefore : public Events {
       }
       if (now.write)
         old.bytes &= u16(~now.bytes);
-      else if (!old.write && both == old.bytes && old.generic == now.generic &&
-               ((old.component == now.component && old.alike(now)) || ordered(old, now, actor, where)))
-        old.bytes = 0;
-      if (old.bytes) granule[kept++] = old;
+      else if (!old.write && both == old.bytes && old.generic == now.generic) {
+        if (now.by_other_lanes(old)) now.lanes.first = Lanes::all;
+        bool implied = old.component == now.component && (now.lanes.first == Lanes::all || old.alike(now));
+        if (implied || ordered(old, now, actor, where)) old.bytes = 0;
+      }
+      u32 next = kept_[at].next;
+      if (old.bytes)
+        last = at;
+      else
+        (last ? kept_[last].next : granule) = next, kept_[at].next = vacant_, vacant_ = at;
+      at = next;
     }
-    granule.resize(kept);
-    granule.push_back(now);
+    u32 made = vacant_ ? vacant_ : u32(kept_.size());
+    if (vacant_)
+      vacant_ = kept_[made].next;
+    else
+      kept_.emplace_back();
+    kept_[made] = {now, 0};
+    (last ? kept_[last].next : granule) = made;
   }
 
   // The CTA whose memory the access touches must not end before it.
@@ -466,6 +486,12 @@ class HappensBefore : public Events {
   bool grid_must_wait_ = false, lenient_ = false, lockstep_ = false;
   const char* disorder_ = nullptr;
   Findings found_;
+  struct Kept {
+    Access access;
+    u32 next;  // of the same granule, or of the vacant entries
+  };
+  std::vector<Kept> kept_{1};  // of all granules
+  u32 vacant_ = 0;
   std::vector<std::vector<Granule>> shared_, tensor_;
   AddressMap<Granule> global_;
   std::vector<std::vector<Access>> reached_;  // per CTA and component: the last access of a stranger

@@ -5,29 +5,50 @@ namespace {
 
 const char* const kOutside = "outside the shared memory of the launch";
 
-// Calls visit(offset, bytes) for runs of adjacent lanes; used only when somebody listens.
-struct Runs {
-  Context& c;
-  Kind kind;
-  Cta* cta = nullptr;
-  u32 start = 0, end = 0, last = 0;
-  Lanes lanes;
-  void add(Cta& where, u32 offset, u32 bytes, u32 lane) {
-    if (cta == &where && offset == end && lane == last + 1 && lanes.first != Lanes::all) {
-      end += bytes, last = lane;
+// Tells those who listen which bytes the lanes of an instruction touch: adjacent bytes of adjacent lanes together, and
+// the same bytes that several lanes read as bytes that all of them read.
+class Touched {
+ public:
+  Touched(Context& c, Kind kind) : c_(c), kind_(kind), strong_(c.in.flags & kStrong) {}
+  void shared(Cta& cta, u32 offset, u32 bytes, u32 lane) { add(&cta, offset, bytes, lane, kind_); }
+  // A store of what is there already is Kind::Rewrite. Several stores to the same bytes are told one by one.
+  void global(u64 address, u32 bytes, u32 lane, Kind kind) {
+    add(nullptr, address, bytes, lane, kind);
+    if (strong_) flush();  // the order among others' is told next
+  }
+  void flush() {
+    if (start_ == end_) return;
+    Events& events = *c_.cluster.events;
+    if (cta_)
+      events.shared(c_.actor(), c_.group.pc, Proxy::Generic, kind_, cta_->rank, u32(start_), u32(end_ - start_), lanes_);
+    else
+      global_touched(c_.cluster, c_.actor(), c_.group.pc, Proxy::Generic, kind_, start_, end_ - start_, lanes_, strong_);
+    start_ = end_ = 0;
+  }
+
+ private:
+  void add(Cta* cta, u64 start, u32 bytes, u32 lane, Kind kind) {
+    if (!c_.cluster.events) return;
+    bool together = start_ != end_ && cta == cta_ && kind == kind_;
+    if (together && start == end_ && lane == last_ + 1 && lanes_.first != Lanes::all) {
+      end_ += bytes, last_ = lane;
       return;
     }
-    if (cta == &where && offset == start && end - start == bytes) {  // the same for several lanes
-      lanes.first = Lanes::all;
+    if (together && start == start_ && end_ - start_ == bytes && (cta || kind == Kind::Read)) {
+      lanes_.first = Lanes::all;
       return;
     }
     flush();
-    cta = &where, start = offset, end = offset + bytes, last = lane, lanes = {u8(lane), u8(bytes)};
+    cta_ = cta, start_ = start, end_ = start + bytes, last_ = lane, kind_ = kind, lanes_ = {u8(lane), u8(bytes)};
   }
-  void flush() {
-    if (cta) c.cluster.events->shared(c.actor(), c.group.pc, Proxy::Generic, kind, cta->rank, start, end - start, lanes);
-    cta = nullptr;
-  }
+
+  Context& c_;
+  Kind kind_;
+  bool strong_;
+  Cta* cta_ = nullptr;  // null: global memory
+  u64 start_ = 0, end_ = 0;
+  u32 last_ = 0;
+  Lanes lanes_;
 };
 
 Space resolve(u32 space, u64 address) {
@@ -72,12 +93,6 @@ void pack_value(u8* to, const u32* slot, u32 lane) {
   }
 }
 
-void touched(Context& c, Kind kind, u64 address, u32 bytes, u32 lane) {
-  if (c.cluster.events)
-    global_touched(c.cluster, c.actor(), c.group.pc, Proxy::Generic, kind, address, bytes, {u8(lane)},
-                   c.in.flags & kStrong);
-}
-
 // Strong accesses of global memory order those of others, for those who listen: what a load or an atomic acquires,
 // before what a store or an atomic releases.
 void ordered(Context& c, u64 address, bool reads, bool writes, bool atomic = false) {
@@ -102,7 +117,7 @@ Step load(Context& c) {
   const u32 count = in.count, bytes = width * count;
   u32* slots[8];
   for (u32 i = 0; i < count; i++) slots[i] = c.warp.write(c.cluster.program.list(in)[i]);
-  Runs runs{c, Kind::Read};
+  Touched touched(c, Kind::Read);
   bool again = in.flags & kStrong;
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
@@ -116,7 +131,7 @@ Step load(Context& c) {
       u64 base = u64(c.cluster.machine.launch.params);
       bool param = address >= base && address < base + c.cluster.machine.launch.param_bytes;
       from = param ? param_at(c, address, bytes) : global_at(c.cluster, address, bytes, false, "load");
-      if (!param) touched(c, Kind::Read, address, bytes, lane), ordered(c, address, true, false);
+      if (!param) touched.global(address, bytes, lane, Kind::Read), ordered(c, address, true, false);
       again = again && !(c.mask & (c.mask - 1)) && polls(c, from, bytes);
     } else {
       Cta& cta = window(c, space, address);
@@ -124,11 +139,11 @@ Step load(Context& c) {
       again = false;
       from = shared_at(c.cluster, cta, offset, bytes, 1, "load");
       shared_read(c.cluster, cta, offset, bytes, "load");
-      if (c.cluster.events) runs.add(cta, offset, bytes, lane);
+      touched.shared(cta, offset, bytes, lane);
     }
     for (u32 i = 0; i < count; i++) unpack_value<width>(from + i * width, slots[i], lane, in.extra, in.flags & kSigned);
   }
-  runs.flush();
+  touched.flush();
   if (again && c.mask) {
     c.warp.polling = true;
     return Step::Yield;
@@ -142,7 +157,7 @@ Step store(Context& c) {
   const u32 count = in.count, bytes = width * count;
   const u32* slots[8];
   for (u32 i = 0; i < count; i++) slots[i] = c.warp.read(c.cluster.program.list(in)[i]);
-  Runs runs{c, Kind::Write};
+  Touched touched(c, Kind::Write);
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
     u64 address = c.address(lane);
@@ -153,7 +168,7 @@ Step store(Context& c) {
     for (u32 i = 0; i < count; i++) pack_value<width>(value + i * width, slots[i], lane);
     if (space == kGlobal) {
       to = global_at(c.cluster, address, bytes, true, "store");
-      touched(c, std::memcmp(to, value, bytes) ? Kind::Write : Kind::Rewrite, address, bytes, lane);
+      touched.global(address, bytes, lane, std::memcmp(to, value, bytes) ? Kind::Write : Kind::Rewrite);
       ordered(c, address, false, true);
       if (c.cluster.machine.launch.clusters_talk) c.cluster.machine.changes++;
     } else {
@@ -162,11 +177,11 @@ Step store(Context& c) {
       u32 offset = u32(address) & kOffsetMask;
       to = shared_at(c.cluster, cta, offset, bytes, 1, "store");
       shared_written(cta, offset, bytes);
-      if (c.cluster.events) runs.add(cta, offset, bytes, lane);
+      touched.shared(cta, offset, bytes, lane);
     }
     std::memcpy(to, value, bytes);
   }
-  runs.flush();
+  touched.flush();
   return Step::Next;
 }
 
@@ -294,6 +309,7 @@ Step op_atomic(Context& c) {
   const Insn& in = c.in;
   const u32 width = in.width;
   u32* result = in.d == kNone ? nullptr : c.warp.write(in.d);
+  Touched touched(c, Kind::Write);
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
     u64 address = c.address(lane);
@@ -302,7 +318,7 @@ Step op_atomic(Context& c) {
     u8* place;
     if (space == kGlobal) {
       place = global_at(c.cluster, address, width, true, "atomic");
-      touched(c, Kind::Write, address, width, lane);
+      touched.global(address, width, lane, Kind::Write);
       ordered(c, address, result, true, true);
       if (c.cluster.machine.launch.clusters_talk) c.cluster.machine.changes++;
     } else {
