@@ -19,6 +19,12 @@ for directory in (ROOT, ROOT / "tests"):
         sys.path.insert(0, str(directory))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have pytest-xdist hand out files as they are collected, `testpaths` in their order. Those with the fewest tests
+    would be last otherwise, and some of these take minutes; so the short files of tests/host are nearly last."""
+    config.option.loadscopereorder = False
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
     """Reports travel from one process to another in UTF-8, which has no place for a byte of a path that was no text."""
