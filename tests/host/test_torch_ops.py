@@ -79,7 +79,7 @@ def compute(operator: Operator, given: tuple[Any, ...]) -> None:
         if isinstance(argument, Number):
             total += place * value
         elif argument.written or argument.scratch:
-            results += [] if value is None else [value]
+            results += [value] if isinstance(value, torch.Tensor) else []  # what stands in for one is empty
         elif value is not None and (value := torch.from_dlpack(value)).numel():
             weights = torch.arange(1, value.numel() + 1, dtype=torch.float64).view(value.shape)
             strides = [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]

@@ -54,7 +54,8 @@ class Argument:
     packed_shape: what callers give instead where query tokens of all requests lie one behind the other; the operator
     makes one request of them. only_with: a flag of the variant; without it the kernel gets None. only_apart: given only
     where a row's parts lie in separate tensors (`RowFormat.apart`); other variants' kernels get None. apart_strides:
-    how it may lie where rows do. written: holds a result. scratch: written, too, and nothing in it outlives a call."""
+    how it may lie where rows do. written: holds a result. scratch: written, too, and nothing in it outlives a call.
+    absent: the shape of an empty tensor in its place, where the sizes that have names are not all 0 in that."""
 
     name: str
     given: str
@@ -71,6 +72,7 @@ class Argument:
     apart_strides: Strides | None = None
     written: bool = False
     scratch: bool = False
+    absent: tuple[int, ...] = ()
 
     def taken_by(self, variant: Variant) -> bool:
         """Whether kernels of a variant take it; others get None."""
@@ -87,11 +89,13 @@ class Argument:
 @dataclasses.dataclass(frozen=True)
 class Number:
     """A number that a kernel takes. given: how it follows from the caller's arguments. neutral: the value that changes
-    nothing."""
+    nothing. per_call: it may differ between calls of one kind, and `given` is the expression for it; others are options
+    or follow from what makes a kind."""
 
     name: str
     given: str
     neutral: float | int
+    per_call: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +118,10 @@ class Operator:
     def given(self) -> tuple[Argument, ...]:
         """Tensors that callers give."""
         return tuple(x for x in self.arguments if isinstance(x, Argument))
+
+    @property
+    def numbers(self) -> tuple[Number, ...]:
+        return tuple(x for x in self.arguments if isinstance(x, Number))
 
     @property
     def deciding(self) -> tuple[Argument, ...]:
@@ -172,7 +180,9 @@ PREFILL = Operator(
     PrefillVariant,
     (
         _rows("q", "query", ("tokens_q", "heads_q", "d_query")),
-        _rows("q_pe", "query[1]", ("tokens_q", "heads_q", ROPE_DIM), left_out=LeftOut.EMPTY),
+        _rows(
+            "q_pe", "query[1]", ("tokens_q", "heads_q", ROPE_DIM), left_out=LeftOut.EMPTY, absent=(0, 1, ROPE_DIM)
+        ),
         _rows("k", "key", ("tokens_kv", "heads_kv", "d_key")),
         _rows("k_pe", "key[1]", ("tokens_kv", 1, ROPE_DIM), left_out=LeftOut.EMPTY, also_shape=("tokens_kv", ROPE_DIM)),
         _rows("v", "value", ("tokens_kv", "heads_kv", "d_v")),
@@ -181,8 +191,8 @@ PREFILL = Operator(
         Argument("cum_seq_lens_q", "cum_seq_lens_q", ("batch_size + 1",), left_out="cum_seq_lens"),
         Argument("cum_seq_lens_kv", "cum_seq_lens", ("batch_size + 1",)),
         Argument("sinks", "sinks", ("heads_q",), "float32", left_out=LeftOut.EMPTY),
-        Number("softmax_scale", "softmax_scale * k_scale", 1.0),
-        Number("output_scale", "v_scale * output_scale", 1.0),
+        Number("softmax_scale", "softmax_scale * k_scale", 1.0, per_call=True),
+        Number("output_scale", "v_scale * output_scale", 1.0, per_call=True),
         Number("lse_includes_sink", "lse_includes_sink", 0),
         Number("lse_factor", "1 / log(lse_base)", 1.0),
         Number("merges", "merge_into", 0),
@@ -250,8 +260,8 @@ DECODE = Operator(
         Argument("query_scales", "query[2]", _BATCH, "float32", Strides.ANY, packed_shape=_PACK, **_APART),
         _rows("rope_cache", "kv_cache[1]", (*_SLOTS, ROPE_DIM), "rope_dtype", **_APART),
         Argument("scale_cache", "kv_cache[2]", _SLOTS, "float32", Strides.ANY, **_APART),
-        Number("softmax_scale", "softmax_scale", 1.0),
-        Number("output_scale", "output_scale", 1.0),
+        Number("softmax_scale", "softmax_scale", 1.0, per_call=True),
+        Number("output_scale", "output_scale", 1.0, per_call=True),
         Number("causal", "causal_mask", 0),
         Number("window_left", "window_left", -1),
         Number("cp_world", "cp_world", 1),
@@ -278,8 +288,8 @@ PACK = Operator(
         _rows("v", "v", ("tokens", "heads", "d_v")),
         _rows("k_out", "k_out", ("tokens", "heads", "d_nope + d_rope"), **_OUT),
         _rows("v_out", "v_out", ("tokens", "heads", "d_v"), **_OUT),
-        Number("k_scale_inv", "k_scale_inv", 1.0),
-        Number("v_scale_inv", "v_scale_inv", 1.0),
+        Number("k_scale_inv", "k_scale_inv", 1.0, per_call=True),
+        Number("v_scale_inv", "v_scale_inv", 1.0, per_call=True),
         _PDL,
     ),
     dtypes=PACK_DTYPES,
@@ -322,7 +332,7 @@ WRITE_CACHE = Operator(
             also_dtypes=("dtype",),
             left_out=LeftOut.EMPTY,
         ),
-        Number("scale", "scale", 1.0),
+        Number("scale", "scale", 1.0, per_call=True),
         Number("power_of_two_scales", "power_of_two_scales", 0),
         Number("rope_interleaved", "rope_interleaved", 0),
         _PDL,
@@ -340,7 +350,7 @@ READ_CACHE = Operator(
         Argument("block_tables", "block_tables", ("requests", "width"), strides=Strides.ROWS, left_out=LeftOut.EMPTY),
         Argument("cum_seq_lens", "cum_seq_lens", ("requests + 1",), left_out=LeftOut.EMPTY),
         Argument("seq_starts", "seq_starts", ("requests",), left_out=LeftOut.EMPTY),
-        Number("scale", "scale", 1.0),
+        Number("scale", "scale", 1.0, per_call=True),
         _PDL,
     ),
     dtypes=(Dtype.BF16, Dtype.FP16),

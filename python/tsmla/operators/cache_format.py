@@ -71,9 +71,3 @@ def check_size(examination: examine.Examination) -> None:
             f"{examination.operator.name}: cache has {pages} pages of {page_size} rows; at most {_MAX_ROWS} rows fit a "
             "cache"
         )
-
-
-def absent(kv_c: torch.Tensor, row: RowFormat) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make the empty tensors that kernels get for rope_cache and scale_cache where the format has none."""
-    rope = checks.TORCH_DTYPE_OF[row.piece("rope").dtype]
-    return kv_c.new_empty((0, 0, row.piece("rope").columns), dtype=rope), kv_c.new_empty((0, 0), dtype=torch.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -13,14 +13,14 @@ from torch.compiler import is_dynamo_compiling
 from ..errors import ArgumentError, TsmlaError
 from ..identity.call import DECODE
 from ..identity.plan import plan_decode, wide_rows
-from ..identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from ..identity.support import DECODE_OUT_DTYPES, LATENT_DIM
 from ..identity.variant import DecodeVariant
 from ..loading import resolve
-from . import checks, decode_rows, examine, traced
+from . import checks, decode_rows, examine, traced, written
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
-from .decode_options import Options, check_options, integers, is_packed
-from .lengths import is_wide, narrowed
+from .decode_options import MAX_MIN_SPLIT, check_options, context_parallel, is_packed
 from .workspace import multiprocessors, sized
+from .written import Served
 
 _OPERATOR = DECODE.name
 _kind = examine.kind_of(DECODE)
@@ -31,6 +31,7 @@ _MOST_ROWS = 2**31 - 128
 PAGE_SIZES = (16, 32, 64, 128)
 
 
+@written.from_table(DECODE, without=("max_seq_len", "is_var_seq"))
 def tsmla_decode(
     query: torch.Tensor | tuple[torch.Tensor, ...],
     kv_cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -169,12 +170,7 @@ def tsmla_decode(
     if is_dynamo_compiling():
         from . import registered
 
-        return registered.calls["decode"](
-            query, kv_cache, workspace_buffer, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens, max_seq_len,
-            softmax_scale, output_scale, out, is_var_seq, causal_mask, window_left, enable_pdl, return_lse, causal_seqs,
-            cp_world, cp_rank, cp_interleave_size, min_split_kv, local_visible_lens, lse_base, sinks,
-            lse_includes_sink, lse, cum_seq_lens_q, max_q_len, batch_invariant,
-        )  # fmt: skip
+        return registered.calls["decode"](*written.parameters())
     if not (
         type(max_seq_len) is type(window_left) is type(cp_world) is type(cp_rank) is type(cp_interleave_size) is int
         and type(min_split_kv) is int
@@ -184,9 +180,9 @@ def tsmla_decode(
         and -LARGEST_FLOAT32 <= output_scale <= LARGEST_FLOAT32
     ):
         max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 1, _LARGEST_INT)
-        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv = integers(
-            window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
-        )
+        window_left = checks.integer(_OPERATOR, "window_left", window_left, -1, _LARGEST_INT)
+        cp_world, cp_rank, cp_interleave_size = context_parallel(cp_world, cp_rank, cp_interleave_size)
+        min_split_kv = checks.integer(_OPERATOR, "min_split_kv", min_split_kv, 1, MAX_MIN_SPLIT)
         softmax_scale = checks.number(_OPERATOR, "softmax_scale", softmax_scale)
         if not checks.is_scores_factor(softmax_scale):
             checks.refuse_scores_factor(_OPERATOR, f"softmax_scale is {softmax_scale}; it")
@@ -200,59 +196,33 @@ def tsmla_decode(
         kv_cache = decode_rows.typed(kv_cache)
     elif getattr(kv_cache, "dtype", None) is torch.uint8:
         kv_cache = decode_rows.typed_whole(kv_cache)
-    tensors = (
-        query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, local_visible_lens, sinks, out, lse,
-        workspace_buffer, query_scales, rope_cache, scale_cache,
-    )  # fmt: skip
-    options = (
-        return_lse, enable_pdl, causal_mask, lse_includes_sink, kv_lora_rank, qk_rope_head_dim,
-        1 << (max_seq_len - 1).bit_length(), window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
-        max_q_len, batch_invariant,
-    )  # fmt: skip
+    longest = 1 << (max_seq_len - 1).bit_length()  # as plans round it: calls of growing contexts stay of one kind
+    tensors, options = written.tensors(), written.options(longest)
     try:
         packed, shape = cum_seq_lens_q is not None, query.shape  # type: ignore[union-attr]
         kind = _kind(tensors, shape[1:] if packed else shape, options, block_tables.nbytes > 0)
         served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
-        kernel, parts, workspace_bytes, rewritten, q_len, whole, no_spans, nothing, no_sinks, new_out, new_lse = served
-        if not workspace_bytes <= workspace_buffer.nbytes <= _LARGEST_INT:
-            workspace_buffer = sized(workspace_buffer, workspace_bytes)
-        flat, narrow, narrow_bounds, narrow_q = rewritten
+        if not served.workspace_bytes <= workspace_buffer.nbytes <= _LARGEST_INT:
+            workspace_buffer = sized(workspace_buffer, served.workspace_bytes)
         tokens = shape[:1] if packed else ()
         if out is None:
-            out = new_out(*tokens)
+            out = served.new_out(*tokens)
         if return_lse and lse is None:
-            lse = new_lse(*tokens)
-        lengths = bounds = narrowed(seq_lens) if narrow else seq_lens
-        if causal_seqs is not None:
-            bounds = narrowed(causal_seqs) if narrow_bounds else causal_seqs
-        spans, rows, row_lse = no_spans, out, lse
-        if cum_seq_lens_q is not None:
-            spans = narrowed(cum_seq_lens_q) if narrow_q else cum_seq_lens_q
-            parts = parts if shape[0] else 0
-            query, q_pe, query_scales, rows, row_lse = map(_as_one_request, (query, q_pe, query_scales, out, lse))
-            if local_visible_lens is not None:
-                local_visible_lens = local_visible_lens.expand(len(seq_lens), -1)
-        if parts:
-            kernel(
-                query, whole if q_pe is None else q_pe, kv_cache.squeeze(1) if flat else kv_cache,  # type: ignore[union-attr]
-                block_tables, lengths, bounds, spans, nothing if local_visible_lens is None else local_visible_lens,
-                no_sinks if sinks is None else sinks, rows, row_lse, workspace_buffer, query_scales, rope_cache,
-                scale_cache, softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world, cp_rank,
-                cp_interleave_size, 1 if lse_includes_sink else 0, 1.0 if lse_base == 2.0 else _LN_2,
-                1 if batch_invariant else 0, q_len, parts, 1 if enable_pdl else 0,
-            )  # fmt: skip
-        else:  # nothing is launched, so no kernel checks what the kind leaves to it
+            lse = served.new_lse(*tokens)
+        if not served.launches or (packed and not shape[0]):
+            # nothing is launched, so no kernel checks what the kind leaves to it
             _examined(tensors, options)
             if kv_cache.shape[0] == 0:  # type: ignore[union-attr]
-                return tsmla_decode(
-                    decode_rows.joined(tensors[0], tensors[1], tensors[12]),
-                    decode_rows.page_of_zeros(tensors[2], rope_cache, scale_cache), workspace_buffer, kv_lora_rank,
-                    qk_rope_head_dim, block_tables, seq_lens, max_seq_len, softmax_scale, output_scale, out, is_var_seq,
-                    causal_mask, window_left, enable_pdl, return_lse, causal_seqs, cp_world, cp_rank,
-                    cp_interleave_size, local_visible_lens=tensors[7], lse_base=lse_base, sinks=sinks,
-                    lse_includes_sink=lse_includes_sink, lse=lse, cum_seq_lens_q=cum_seq_lens_q, max_q_len=max_q_len,
-                    batch_invariant=batch_invariant,
-                )  # fmt: skip
+                return tsmla_decode(**written.keywords(
+                    query=decode_rows.joined(query, q_pe, query_scales),
+                    kv_cache=decode_rows.page_of_zeros(kv_cache, rope_cache, scale_cache),
+                ))  # fmt: skip
+        elif packed:
+            if local_visible_lens is not None:
+                local_visible_lens = local_visible_lens.expand(len(seq_lens), -1)
+            served.kernel(*written.packed_arguments(served, local_visible_lens))
+        else:
+            served.kernel(*written.arguments(served))
     except TsmlaError:
         raise
     except Exception:
@@ -261,58 +231,28 @@ def tsmla_decode(
     return (out, lse) if return_lse else out  # type: ignore[return-value]
 
 
-class _Served(NamedTuple):
-    """What serves calls of one kind, apart from their tensors.
+def _examined(tensors: tuple, options: tuple) -> Served:
+    """Check everything about a call, and return what serves it.
 
-    parts: of the plan; 0 where nothing is launched, or where the cache has no page that the kernel could be given.
-    rewritten: whether the cache has a dimension of 1 to drop, and whether seq_lens, causal_seqs and cum_seq_lens_q are
-        int64.
-    q_len: query tokens of every request, or the most that one has.
-    whole: what the kernel gets where the query is in one piece.
-    no_spans: what it gets where all requests have equally many query tokens.
-    nothing, no_sinks: what it gets where there are no visible lengths, and no sinks.
-    new_out, new_lse: make the results; those of packed tokens are made from the number of tokens.
+    launches: whether there is anything to launch, and a page that the kernel could be given. new_out, new_lse: make the
+    results; those of packed tokens are made from the number of tokens.
     """
-
-    kernel: Callable[..., None]
-    parts: int
-    workspace_bytes: int
-    rewritten: tuple[bool, bool, bool, bool]
-    q_len: int
-    whole: Any
-    no_spans: Any
-    nothing: Any
-    no_sinks: Any
-    new_out: Callable[..., torch.Tensor]
-    new_lse: Callable[..., torch.Tensor]
-
-
-def _examined(tensors: tuple, chosen: tuple) -> _Served:
-    """Check everything about a call, and return what serves it. chosen: fields of `Options`."""
-    options = Options(*chosen)
-    (
-        query, q_pe, kv_cache, _, seq_lens, causal_seqs, cum_seq_lens_q, _, sinks, _, lse, _, query_scales, rope_cache,
-        _,
-    ) = tensors  # fmt: skip
-    packed = is_packed(query, cum_seq_lens_q, options.max_q_len)
+    call = written.given(DECODE, tensors, options)
+    query, q_pe, kv_cache, lse = call.query, call.q_pe, call.kv_cache, call.lse
+    packed = is_packed(query, call.cum_seq_lens_q, call.max_q_len)
     called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
-    row: Any = decode_rows.row_of(kv_cache, rope_cache)
-    if rope_cache is not None:
+    row: Any = decode_rows.row_of(kv_cache, call.rope_cache)
+    if call.rope_cache is not None:
         called["kv_cache"] = "kv_cache[0]"
-    elif query_scales is not None:
+    elif call.query_scales is not None:
         decode_rows.refuse_scales()
     examination = examine.Examination(DECODE, tensors, called, columns, packed)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
-    return_lse, *_, batch_invariant = checks.each(
-        checks.flag, _OPERATOR, return_lse=options.return_lse, enable_pdl=options.pdl, causal_mask=options.causal,
-        lse_includes_sink=options.lse_includes_sink, batch_invariant=options.batch_invariant,
-    )  # fmt: skip
-    wants_lse = return_lse or lse is not None
+    wants_lse = call.return_lse or lse is not None
     variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, row)
     if packed:
-        assert options.max_q_len is not None
-        q_len = checks.integer(_OPERATOR, "max_q_len", options.max_q_len, 1, _LARGEST_INT)
+        q_len = checks.integer(_OPERATOR, "max_q_len", call.max_q_len, 1, _LARGEST_INT)
     else:
         q_len, sizes["requests"] = sizes["q_len"], sizes["batch"]
     examination.check(variant)
@@ -326,11 +266,11 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     if sizes["page_size"] not in PAGE_SIZES:
         accepted = checks.listed(PAGE_SIZES)
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {accepted}")
-    check_options(options, causal_seqs is not None, sinks is not None)
+    check_options(call)
     parts = workspace_bytes = 0
     if batch and q_len and heads:
         plan = plan_decode(
-            variant.arch, multiprocessors(device), batch, q_len, heads, options.longest, packed, batch_invariant,
+            variant.arch, multiprocessors(device), batch, q_len, heads, call.longest, packed, call.batch_invariant,
             wide_rows(variant.row),
         )  # fmt: skip
         parts, workspace_bytes = plan.parts if sizes["pages"] else 0, plan.workspace_bytes
@@ -342,24 +282,11 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
             return lambda tokens: like.new_empty(tokens, *shape)
         return functools.partial(like.new_empty, batch, q_len, *shape)
 
-    return _Served(
-        resolve.kernel(variant),
-        parts,
-        workspace_bytes,
-        (kv_cache.ndim == 4, is_wide(seq_lens), is_wide(causal_seqs), is_wide(cum_seq_lens_q)),
-        q_len,
-        examine.left_out(query, (0, 0, 0, ROPE_DIM)),
-        examine.left_out(query, (0,), torch.int32),
-        examine.left_out(query, (0, 0), torch.int32),
-        examine.left_out(query, (0,), torch.float32),
-        made(new_out, heads, LATENT_DIM),
-        made(new_lse, heads),
-    )
-
-
-def _as_one_request(rows: Any) -> Any:
-    """Return packed tokens as one request of that many, which is how kernels take them."""
-    return None if rows is None else rows.unsqueeze(0)
+    numbers = {"lse_factor": 1.0 if call.lse_base == 2.0 else _LN_2, "q_len": q_len, "parts": parts}
+    return written.served(
+        DECODE, variant, call, numbers, launches=parts > 0, workspace_bytes=workspace_bytes,
+        new_out=made(new_out, heads, LATENT_DIM), new_lse=made(new_lse, heads),
+    )  # fmt: skip
 
 
 traced.offer(

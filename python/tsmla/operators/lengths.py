@@ -7,10 +7,6 @@ import torch
 _LARGEST_INT = 2**31 - 1
 
 
-def is_wide(lengths: torch.Tensor | None) -> bool:
-    return lengths is not None and lengths.dtype is torch.int64
-
-
 def narrowed(lengths: torch.Tensor) -> torch.Tensor:
     """Clamp int64 lengths to int32 and return them as a strided view of their low words."""
     lengths = lengths.clamp(0, _LARGEST_INT)

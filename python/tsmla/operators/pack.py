@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -12,8 +10,9 @@ from ..identity.call import PACK
 from ..identity.support import PACK_OUT_DTYPES
 from ..identity.variant import PackVariant
 from ..loading import resolve
-from . import checks, examine, traced
+from . import checks, examine, traced, written
 from .checks import LARGEST_FLOAT32
+from .written import Served
 
 _OPERATOR = PACK.name
 _kind = examine.kind_of(PACK)
@@ -22,6 +21,7 @@ _MAX_ROWS = 2**30
 """Most tokens x heads: the kernel counts rows in 32 bits; addresses are 64-bit."""
 
 
+@written.from_table(PACK)
 def mla_kv_pack_quantize_fp8(
     k_nope: torch.Tensor,
     k_pe: torch.Tensor,
@@ -63,7 +63,7 @@ def mla_kv_pack_quantize_fp8(
     if is_dynamo_compiling():
         from . import registered
 
-        return registered.calls["pack"](k_nope, k_pe, v, k_scale_inv, v_scale_inv, k_out, v_out, fp8_dtype, enable_pdl)
+        return registered.calls["pack"](*written.parameters())
     if not (
         type(k_scale_inv) is type(v_scale_inv) is float
         and -LARGEST_FLOAT32 <= k_scale_inv <= LARGEST_FLOAT32
@@ -72,21 +72,17 @@ def mla_kv_pack_quantize_fp8(
         k_scale_inv, v_scale_inv = checks.each(
             checks.scale, _OPERATOR, k_scale_inv=k_scale_inv, v_scale_inv=v_scale_inv
         )
-    tensors = k_nope, k_pe, v, k_out, v_out
-    options = fp8_dtype, enable_pdl
+    tensors, options = written.tensors(), written.options()
     try:
         tokens, heads, _ = shape = k_nope.shape
         kind = _kind(tensors, shape, options, tokens * heads <= _MAX_ROWS)
-        kernel, d_k, d_v, empty = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
+        served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
         if k_out is None:
-            k_out = empty.new_empty(tokens, heads, d_k)
+            k_out = served.empty.new_empty(tokens, heads, served.d_k)
         if v_out is None:
-            v_out = empty.new_empty(tokens, heads, d_v)
+            v_out = served.empty.new_empty(tokens, heads, served.d_v)
         if tokens and heads:
-            kernel(
-                k_nope, k_pe if k_pe.ndim == 2 else k_pe.squeeze(1), v, k_out, v_out, k_scale_inv, v_scale_inv,
-                1 if enable_pdl else 0,
-            )  # fmt: skip
+            served.kernel(*written.arguments(served))
         else:  # nothing is launched, so no kernel checks what the kind leaves to it
             _examined(tensors, options)
     except TsmlaError:
@@ -97,24 +93,25 @@ def mla_kv_pack_quantize_fp8(
     return k_out, v_out
 
 
-def _examined(tensors: tuple, options: tuple[torch.dtype, bool]) -> tuple[Callable[..., None], int, int, torch.Tensor]:
-    """Check everything about a call, and return its kernel, the widths of K and V, and an empty tensor of their
-    dtype."""
-    fp8_dtype, pdl = options
-    checks.flag(_OPERATOR, "enable_pdl", pdl)
+def _examined(tensors: tuple, options: tuple) -> Served:
+    """Check everything about a call, and return what serves it: the widths of K and V, too, and an empty tensor of
+    their dtype."""
+    call = written.given(PACK, tensors, options)
     examination = examine.Examination(PACK, tensors)
     sizes = examination.sizes
-    checks.torch_dtype(_OPERATOR, "fp8_dtype", fp8_dtype, _FP8_DTYPES)
+    checks.torch_dtype(_OPERATOR, "fp8_dtype", call.fp8_dtype, _FP8_DTYPES)
     dims = sizes["d_nope"], sizes["d_rope"], sizes["d_v"]
-    variant = PackVariant(examination.arch, examination.dtype, _FP8_DTYPES[fp8_dtype], *dims)
+    variant = PackVariant(examination.arch, examination.dtype, _FP8_DTYPES[call.fp8_dtype], *dims)
     examination.check(variant)
     if sizes["tokens"] * sizes["heads"] > _MAX_ROWS:
         raise ArgumentError(
             f"{_OPERATOR}: k_nope has {sizes['tokens']} tokens x {sizes['heads']} heads; at most {_MAX_ROWS} rows fit "
             "one call"
         )
-    empty = tensors[0].new_empty(0, dtype=fp8_dtype)
-    return resolve.kernel(variant), variant.d_nope + variant.d_rope, variant.d_v, empty
+    empty = call.k_nope.new_empty(0, dtype=call.fp8_dtype)
+    return written.served(
+        PACK, variant, call, {}, empty=empty, d_k=variant.d_nope + variant.d_rope, d_v=variant.d_v
+    )
 
 
 traced.offer(PACK, mla_kv_pack_quantize_fp8, dtype_given="fp8_dtype")

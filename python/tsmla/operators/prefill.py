@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -11,12 +10,13 @@ from torch.compiler import is_dynamo_compiling
 
 from ..errors import ArgumentError, TsmlaError
 from ..identity.call import PREFILL
-from ..identity.support import NOPE_DIMS, ROPE_DIM, prefill_out_dtype
+from ..identity.support import NOPE_DIMS, prefill_out_dtype
 from ..identity.variant import PrefillVariant
 from ..loading import resolve
-from . import checks, examine, traced
+from . import checks, examine, traced, written
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .workspace import multiprocessors
+from .written import Given, Served
 
 _OPERATOR = PREFILL.name
 _kind = examine.kind_of(PREFILL)
@@ -31,6 +31,7 @@ _MOST_PIECES = 2**31 - 2**26
 all rows would fill, which are fewer than 2^26: tiles of 64 rows, of 128 bytes each, in 512 GiB."""
 
 
+@written.from_table(PREFILL, without=("seq_lens", "max_seq_len", "batch_size", "max_seq_len_q", "merge_into"))
 def tsmla_prefill(
     query: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     key: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
@@ -129,11 +130,7 @@ def tsmla_prefill(
     if is_dynamo_compiling():
         from . import registered
 
-        return registered.calls["prefill"](
-            query, key, value, seq_lens, cum_seq_lens, max_seq_len, batch_size, softmax_scale, is_causal, return_lse,
-            cum_seq_lens_q, max_seq_len_q, enable_pdl, out, k_scale, v_scale, output_scale, out_dtype, sinks,
-            lse_includes_sink, lse, merge_into, lse_base,
-        )  # fmt: skip
+        return registered.calls["prefill"](*written.parameters())
     if not (
         type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float and type(batch_size) is int
     ):
@@ -149,41 +146,32 @@ def tsmla_prefill(
     ):
         _refuse_factors(softmax_scale, k_scale, v_scale, output_scale)
     q_pe = k_pe = None
-    merges = 0
+    merges = False
     if type(query) is tuple or type(key) is tuple or merge_into is not None:
         query, q_pe = examine.pieces(_OPERATOR, "query", query, 2)
         key, k_pe = examine.pieces(_OPERATOR, "key", key, 2)
         if merge_into is not None:
-            (out, lse), merges = earlier_result(merge_into, out, lse), 1
+            (out, lse), merges = earlier_result(merge_into, out, lse), True
             if lse_base != math.e:
                 _refuse_merging(lse_base)
-    tensors = query, q_pe, key, k_pe, value, out, lse, cum_seq_lens_q, cum_seq_lens, sinks
-    options = is_causal, return_lse, enable_pdl, lse_includes_sink, out_dtype, lse_base
+    tensors, options = written.tensors(), written.options(merges)
     try:
         shape = query.shape  # type: ignore[union-attr]
         kind = _kind(tensors, shape, options, cum_seq_lens.numel() == batch_size + 1)
-        kernel, heads, d_v, sms, new_out, new_lse, no_sinks, joined = resolve.calls.get(kind) or resolve.keep(
-            kind, _examined(tensors, options, batch_size, merges)
-        )
-        tokens = shape[0]
+        served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options, batch_size))
+        tokens, heads = shape[0], served.heads
         if out is None:
-            out = new_out.new_empty(tokens, heads, d_v)
+            out = served.new_out.new_empty(tokens, heads, served.d_v)
         if return_lse and lse is None:
-            lse = new_lse.new_empty(tokens, heads)
+            lse = served.new_lse.new_empty(tokens, heads)
         if tokens and 0 < batch_size * heads <= _MOST_PIECES:
-            kernel(
-                query, joined if q_pe is None else q_pe,
-                key, joined if k_pe is None else k_pe if k_pe.ndim != 2 else k_pe.unsqueeze(1),
-                value, out, lse, cum_seq_lens if cum_seq_lens_q is None else cum_seq_lens_q, cum_seq_lens,
-                no_sinks if sinks is None else sinks, scores_factor, output_factor, 1 if lse_includes_sink else 0,
-                1.0 if lse_base == math.e else _LOG2_E, merges, sms, 1 if enable_pdl else 0,
-            )  # fmt: skip
+            served.kernel(*written.arguments(served))
         else:  # nothing is launched, so no kernel checks what the kind leaves to it
-            _examined(tensors, options, batch_size, merges)
+            _examined(tensors, options, batch_size)
     except TsmlaError:
         raise
     except Exception:
-        _examined(tensors, options, batch_size, merges)  # raises if an argument is wrong, and says which
+        _examined(tensors, options, batch_size)  # raises if an argument is wrong, and says which
         raise
     return (out, lse) if return_lse else out  # type: ignore[return-value]
 
@@ -208,35 +196,22 @@ def _refuse_merging(lse_base: float) -> NoReturn:
     )
 
 
-def _called(tensors: tuple, merges: int) -> dict[str, str]:
+def _called(call: Given) -> dict[str, str]:
     """Return what errors call tensors that are pieces of arguments."""
-    _, q_pe, _, k_pe, *_ = tensors
     return {
-        **({} if q_pe is None else {"query": "query[0]"}),
-        **({} if k_pe is None else {"key": "key[0]"}),
-        **({"out": "merge_into[0]", "lse": "merge_into[1]"} if merges else {}),
+        **({} if call.q_pe is None else {"query": "query[0]"}),
+        **({} if call.k_pe is None else {"key": "key[0]"}),
+        **({"out": "merge_into[0]", "lse": "merge_into[1]"} if call.merges else {}),
     }
 
 
-def _examined(
-    tensors: tuple,
-    options: tuple[bool, bool, bool, bool, torch.dtype | None, float],
-    batch_size: int,
-    merges: int,
-) -> tuple[Callable[..., None], int, int, int, torch.Tensor, torch.Tensor, Any, Any]:
-    """Check everything about a call, and return what serves it.
-
-    Returns: the kernel; query heads; d_v; the GPU's SMs; an empty tensor of the output's dtype and one of the LSE's;
-        what the kernel gets where there are no sinks; what it gets where query or key are in one piece.
-    """
-    *flags, out_dtype, lse_base = options
-    checks.lse_base(_OPERATOR, lse_base)
-    causal, return_lse, *_ = checks.each(
-        checks.flag, _OPERATOR,
-        **dict(zip(("is_causal", "return_lse", "enable_pdl", "lse_includes_sink"), flags, strict=True)),
-    )  # fmt: skip
-    query, q_pe, _, k_pe, _, out, lse, *_ = tensors
-    called = _called(tensors, merges)
+def _examined(tensors: tuple, options: tuple, batch_size: int) -> Served:
+    """Check everything about a call, and return what serves it: query heads, d_v and an empty tensor for each result,
+    too."""
+    call = written.given(PREFILL, tensors, options)
+    checks.lse_base(_OPERATOR, call.lse_base)
+    query, q_pe, k_pe, out, out_dtype = call.query, call.q_pe, call.k_pe, call.out, call.out_dtype
+    called = _called(call)
     examination = examine.Examination(PREFILL, tensors, called)
     if q_pe is not None:
         checks.shape(_OPERATOR, called["query"], query, *(("tokens_q", "heads_q", columns) for columns in _WITH_ROPE))
@@ -253,10 +228,12 @@ def _examined(
                 f"{_OPERATOR}: out_dtype is {out_dtype} but {name} is {out.dtype}; out_dtype may be left out"
             )
         out_dtype = out.dtype
-    written = prefill_out_dtype(examination.dtype) if out_dtype is None else checks.TORCH_DTYPES[out_dtype]
+    ours = prefill_out_dtype(examination.dtype) if out_dtype is None else checks.TORCH_DTYPES[out_dtype]
     d_qk = sizes["d_query"] if q_pe is None else _WITH_ROPE[sizes["d_query"]]
-    wants_lse = return_lse or lse is not None
-    variant = PrefillVariant(examination.arch, examination.dtype, written, d_qk, sizes["d_v"], causal, wants_lse)
+    wants_lse = call.return_lse or call.lse is not None
+    variant = PrefillVariant(
+        examination.arch, examination.dtype, ours, d_qk, sizes["d_v"], call.is_causal, wants_lse
+    )
     if k_pe is not None and d_qk not in _WITH_ROPE.values():
         columns = " or ".join(map(str, _WITH_ROPE.values()))
         raise ArgumentError(
@@ -274,10 +251,15 @@ def _examined(
             f"{_OPERATOR}: batch_size is {batch_size} and query has {heads} heads; their product must be at most "
             f"{_MOST_PIECES}"
         )
-    results = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[written], torch.float32))
-    no_sinks, joined = examine.left_out(query, (0,), torch.float32), examine.left_out(query, (0, 1, ROPE_DIM))
-    sms = multiprocessors(examination.device)
-    return resolve.kernel(variant), heads, variant.d_v, sms, *results, no_sinks, joined
+    numbers = {
+        "lse_factor": 1.0 if call.lse_base == math.e else _LOG2_E,
+        "merges": int(call.merges),
+        "processors": multiprocessors(examination.device),
+    }
+    return written.served(
+        PREFILL, variant, call, numbers, heads=heads, d_v=variant.d_v,
+        new_out=query.new_empty(0, dtype=checks.TORCH_DTYPE_OF[ours]), new_lse=query.new_empty(0, dtype=torch.float32),
+    )  # fmt: skip
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:

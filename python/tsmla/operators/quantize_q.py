@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -14,7 +14,8 @@ from ..identity.row_format import ROWS
 from ..identity.support import LATENT_DIM, ROPE_DIM
 from ..identity.variant import QuantizeQVariant
 from ..loading import resolve
-from . import checks, examine, traced
+from . import examine, traced, written
+from .written import Served
 
 _OPERATOR = QUANTIZE_Q.name
 _kind = examine.kind_of(QUANTIZE_Q)
@@ -23,6 +24,7 @@ _MAX_ROWS = 2**30
 """Most tokens x heads: the kernel counts rows in 32 bits; addresses are 64-bit."""
 
 
+@written.from_table(QUANTIZE_Q)
 def mla_quantize_q(
     query: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     *,
@@ -69,53 +71,44 @@ def mla_quantize_q(
     if is_dynamo_compiling():
         from . import registered
 
-        return registered.calls["quantize_q"](query, power_of_two_scales, nope_out, rope_out, scale_out, enable_pdl)
+        return registered.calls["quantize_q"](*written.parameters())
     q_pe = None
     if type(query) is tuple:
         query, q_pe = examine.pieces(_OPERATOR, "query", query, 2)
-    given: tuple[Any, ...] = query, q_pe, nope_out, rope_out, scale_out
-    options = power_of_two_scales, enable_pdl
+    tensors, options = written.tensors(), written.options()
     try:
-        packed = given[0].ndim == 3
-        tensors: tuple[Any, ...] = tuple(x if x is None else x.unsqueeze(0) for x in given) if packed else given
-        *outer, _ = shape = tensors[0].shape
-        rows = outer[0] * outer[1] * outer[2]
-        kind = _kind(tensors, shape, options, rows <= _MAX_ROWS)
-        served = resolve.calls.get(kind) or resolve.keep(kind, _examined(given, options))
-        source, rope, *results = tensors
-        results = [made.new_empty((*outer, *made.shape)) if x is None else x
-                   for x, made in zip(results, served.made, strict=True)]  # fmt: skip
-        if rows:
-            served.kernel(source, served.whole if rope is None else rope, *results, served.power_of_two, served.pdl)
-        else:  # nothing is launched, so no kernel checks what the kind leaves to it
-            _examined(given, options)
+        packed = query.ndim == 3  # type: ignore[union-attr]
+        seen = tuple(x if x is None else x.unsqueeze(0) for x in tensors) if packed else tensors
+        outer = query.shape[:-1]  # type: ignore[union-attr]
+        rows = math.prod(outer)
+        first: Any = seen[0]
+        kind = _kind(seen, first.shape, options, rows <= _MAX_ROWS)
+        served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
+        if nope_out is None:
+            nope_out = served.nope.new_empty((*outer, LATENT_DIM))
+        if rope_out is None:
+            rope_out = served.rope.new_empty((*outer, ROPE_DIM))
+        if scale_out is None:
+            scale_out = served.scale.new_empty(outer)
+        if not rows:  # nothing is launched, so no kernel checks what the kind leaves to it
+            _examined(tensors, options)
+        elif packed:
+            served.kernel(*written.packed_arguments(served))
+        else:
+            served.kernel(*written.arguments(served))
     except TsmlaError:
         raise
     except Exception:
-        _examined(given, options)  # raises if an argument is wrong, and says which
+        _examined(tensors, options)  # raises if an argument is wrong, and says which
         raise
-    made = (x.squeeze(0) for x in results) if packed else results
-    return tuple(new if x is None else x for x, new in zip(given[2:], made, strict=True))  # type: ignore[return-value]
+    return nope_out, rope_out, scale_out
 
 
-class _Served(NamedTuple):
-    """What serves calls of one kind, apart from their tensors.
-
-    whole: what the kernel gets where the query is in one piece.
-    made: an empty tensor for each result, from which it is made.
-    """
-
-    kernel: Callable[..., None]
-    whole: torch.Tensor
-    made: tuple[torch.Tensor, ...]
-    power_of_two: int
-    pdl: int
-
-
-def _examined(tensors: tuple, options: tuple[bool, bool]) -> _Served:
-    """Check everything about a call, and return what serves it."""
-    power_of_two, pdl = checks.each(checks.flag, _OPERATOR, power_of_two_scales=options[0], enable_pdl=options[1])
-    query, q_pe, *_ = tensors
+def _examined(tensors: tuple, options: tuple) -> Served:
+    """Check everything about a call, and return what serves it: an empty tensor for each result, too, from which it is
+    made."""
+    call = written.given(QUANTIZE_Q, tensors, options)
+    query, q_pe = call.query, call.q_pe
     called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
     packed = isinstance(query, torch.Tensor) and query.ndim == 3
     if isinstance(query, torch.Tensor) and not query.is_nested and query.ndim not in (3, 4):
@@ -134,12 +127,10 @@ def _examined(tensors: tuple, options: tuple[bool, bool]) -> _Served:
             f"{_OPERATOR}: {called.get('query', 'query')} has {tokens} tokens x {sizes['heads']} heads; at most "
             f"{_MAX_ROWS} rows fit one call"
         )
-    made = (
-        query.new_empty(LATENT_DIM, dtype=torch.float8_e4m3fn),
-        query.new_empty(ROPE_DIM),
-        query.new_empty((), dtype=torch.float32),
-    )
-    return _Served(resolve.kernel(variant), query.new_empty((0, 0, 0, ROPE_DIM)), made, int(power_of_two), int(pdl))
+    return written.served(
+        QUANTIZE_Q, variant, call, {}, nope=query.new_empty(0, dtype=torch.float8_e4m3fn), rope=query.new_empty(0),
+        scale=query.new_empty(0, dtype=torch.float32),
+    )  # fmt: skip
 
 
 traced.offer(QUANTIZE_Q, mla_quantize_q)

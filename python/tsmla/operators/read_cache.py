@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -12,12 +9,14 @@ from ..errors import ArgumentError, TsmlaError
 from ..identity.call import READ_CACHE
 from ..identity.variant import ReadCacheVariant
 from ..loading import resolve
-from . import cache_format, checks, examine, traced
+from . import cache_format, examine, traced, written
+from .written import Served
 
 _OPERATOR = READ_CACHE.name
 _kind = examine.kind_of(READ_CACHE)
 
 
+@written.from_table(READ_CACHE)
 def mla_read_cache(
     cache: torch.Tensor,
     kv_c: torch.Tensor,
@@ -68,35 +67,19 @@ def mla_read_cache(
     if is_dynamo_compiling():
         from . import registered
 
-        return registered.calls["read_cache"](
-            cache, kv_c, k_pe, indices, block_tables, cum_seq_lens, seq_starts, rope_cache, scale_cache, format, scale,
-            enable_pdl,
-        )  # fmt: skip
+        return registered.calls["read_cache"](*written.parameters())
     if not cache_format.is_usual(format, scale):
         format, scale = cache_format.checked(_OPERATOR, format, scale)
-    places = indices, block_tables, cum_seq_lens, seq_starts
-    tensors: tuple[Any, ...] = kv_c, k_pe, cache, rope_cache, scale_cache, *places
-    options = format, enable_pdl
+    options = written.options()
+    tensors = written.tensors()
     try:
         cache = cache_format.typed(cache, format)
-        tensors = kv_c, k_pe, cache, rope_cache, scale_cache, *places
+        tensors = written.tensors()
         shape = kv_c.shape
         kind = _kind(tensors, shape, options, cache_format.is_countable(cache))
-        kernel, narrow, no_rope, no_scales, no_indices, no_tables, no_lengths, pdl = resolve.calls.get(
-            kind
-        ) or resolve.keep(kind, _examined(tensors, options))
+        served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
         if shape[0]:
-            if indices is None:
-                indices = no_indices
-            elif narrow:
-                indices = indices.long()
-            kernel(
-                kv_c, k_pe if k_pe.ndim == 2 else k_pe.squeeze(1), cache,
-                no_rope if rope_cache is None else rope_cache, no_scales if scale_cache is None else scale_cache,
-                indices, no_tables if block_tables is None else block_tables,
-                no_lengths if cum_seq_lens is None else cum_seq_lens, no_lengths if seq_starts is None else seq_starts,
-                scale, pdl,
-            )  # fmt: skip
+            served.kernel(*written.arguments(served))
         else:  # nothing is launched, so no kernel checks what the kind leaves to it
             _examined(tensors, options)
     except TsmlaError:
@@ -107,39 +90,16 @@ def mla_read_cache(
     return None
 
 
-class _Served(NamedTuple):
-    """What serves calls of one kind: whether indices are int32, and what kernels get for tensors that are left out."""
-
-    kernel: Callable[..., None]
-    narrow: bool
-    no_rope: torch.Tensor
-    no_scales: torch.Tensor
-    no_indices: torch.Tensor
-    no_tables: torch.Tensor
-    no_lengths: torch.Tensor
-    pdl: int
-
-
-def _examined(tensors: tuple, options: tuple[str, bool]) -> _Served:
+def _examined(tensors: tuple, options: tuple) -> Served:
     """Check everything about a call, and return what serves it."""
-    format, pdl = options
-    pdl = checks.flag(_OPERATOR, "enable_pdl", pdl)
+    call = written.given(READ_CACHE, tensors, options)
     examination = examine.Examination(READ_CACHE, tensors)
-    row = cache_format.row_of(examination, format)
+    row = cache_format.row_of(examination, call.format)
     _check_places(*(examination.tensors[name] is not None for name in _PLACES))
     variant = ReadCacheVariant(examination.arch, examination.dtype, row)
     examination.check(variant)
     cache_format.check_size(examination)
-    kv_c, indices = tensors[0], examination.tensors["indices"]
-    return _Served(
-        resolve.kernel(variant),
-        indices is not None and indices.dtype is torch.int32,
-        *cache_format.absent(kv_c, row),
-        kv_c.new_empty(0, dtype=torch.int64),
-        kv_c.new_empty((0, 0), dtype=torch.int32),
-        kv_c.new_empty(0, dtype=torch.int32),
-        int(pdl),
-    )
+    return written.served(READ_CACHE, variant, call, {})
 
 
 _PLACES = ("indices", "block_tables", "cum_seq_lens", "seq_starts")

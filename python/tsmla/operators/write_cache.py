@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -14,12 +11,14 @@ from ..identity.row_format import RowFormat
 from ..identity.support import ROPE_DIM
 from ..identity.variant import WriteCacheVariant
 from ..loading import resolve
-from . import cache_format, checks, examine, traced
+from . import cache_format, checks, examine, traced, written
+from .written import Served
 
 _OPERATOR = WRITE_CACHE.name
 _kind = examine.kind_of(WRITE_CACHE)
 
 
+@written.from_table(WRITE_CACHE)
 def mla_write_cache(
     kv_c: torch.Tensor,
     k_pe: torch.Tensor,
@@ -101,29 +100,21 @@ def mla_write_cache(
     if is_dynamo_compiling():
         from . import registered
 
-        return registered.calls["write_cache"](
-            kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache, format, scale, power_of_two_scales, positions,
-            cos_sin_cache, rope_interleaved, enable_pdl,
-        )  # fmt: skip
+        return registered.calls["write_cache"](*written.parameters())
     if not cache_format.is_usual(format, scale):
         format, scale = cache_format.checked(_OPERATOR, format, scale)
-    tensors: tuple[Any, ...] = kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache, positions, cos_sin_cache
-    options = format, power_of_two_scales, rope_interleaved, enable_pdl
+    options = written.options()
+    tensors = written.tensors()
     try:
         cache = cache_format.typed(cache, format)
-        tensors = kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache, positions, cos_sin_cache
+        tensors = written.tensors()
         shape = kv_c.shape
         kind = _kind(tensors, shape, options, cache_format.is_countable(cache))
         served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
-        kernel, narrow, no_rope, no_scales, no_positions, no_table, power_of_two, interleaved, pdl = served
+        if cos_sin_cache is not None:
+            cos_sin_cache = _as_float32(cos_sin_cache)
         if shape[0]:
-            kernel(
-                kv_c, k_pe if k_pe.ndim == 2 else k_pe.squeeze(1), slot_mapping.long() if narrow else slot_mapping,
-                cache, no_rope if rope_cache is None else rope_cache, no_scales if scale_cache is None else scale_cache,
-                no_positions if positions is None else positions.long(),
-                no_table if cos_sin_cache is None else _as_float32(cos_sin_cache),
-                scale, power_of_two, interleaved, pdl,
-            )  # fmt: skip
+            served.kernel(*written.arguments(served))
         else:  # nothing is launched, so no kernel checks what the kind leaves to it
             _examined(tensors, options)
     except TsmlaError:
@@ -132,21 +123,6 @@ def mla_write_cache(
         _examined(tensors, options)  # raises if an argument is wrong, and says which
         raise
     return None
-
-
-class _Served(NamedTuple):
-    """What serves calls of one kind: whether slots are int32, what kernels get for tensors that are left out, and their
-    flags."""
-
-    kernel: Callable[..., None]
-    narrow: bool
-    no_rope: torch.Tensor
-    no_scales: torch.Tensor
-    no_positions: torch.Tensor
-    no_table: torch.Tensor
-    power_of_two: int
-    interleaved: int
-    pdl: int
 
 
 def _as_float32(table: torch.Tensor) -> torch.Tensor:
@@ -158,27 +134,21 @@ def _as_float32(table: torch.Tensor) -> torch.Tensor:
     return table.reshape(-1).view(torch.float32).view(len(table), ROPE_DIM // 2)
 
 
-def _examined(tensors: tuple, options: tuple[str, bool | None, bool | None, bool]) -> _Served:
+def _examined(tensors: tuple, options: tuple) -> Served:
     """Check everything about a call, and return what serves it."""
-    format, power_of_two, interleaved, pdl = options
-    pdl = checks.flag(_OPERATOR, "enable_pdl", pdl)
+    call = written.given(WRITE_CACHE, tensors, options)
     examination = examine.Examination(WRITE_CACHE, tensors)
-    row = cache_format.row_of(examination, format)
-    power_of_two = _rounds_up(row, format, power_of_two)
+    row = cache_format.row_of(examination, call.format)
+    rounds_up = _rounds_up(row, call.format, call.power_of_two_scales)
     variant = WriteCacheVariant(examination.arch, examination.dtype, row)
     examination.check(variant)
     cache_format.check_size(examination)
-    kv_c, _, slot_mapping, *_, positions, cos_sin_cache = tensors
-    return _Served(
-        resolve.kernel(variant),
-        slot_mapping.dtype is torch.int32,
-        *cache_format.absent(kv_c, row),
-        kv_c.new_empty(0, dtype=torch.int64),
-        kv_c.new_empty((0, ROPE_DIM), dtype=torch.float32),
-        int(power_of_two),
-        int(_pairs_neighbours(positions is not None, cos_sin_cache is not None, interleaved)),
-        int(pdl),
-    )
+    rotates = call.positions is not None, call.cos_sin_cache is not None
+    numbers = {
+        "power_of_two_scales": int(rounds_up),
+        "rope_interleaved": int(_pairs_neighbours(*rotates, call.rope_interleaved)),
+    }
+    return written.served(WRITE_CACHE, variant, call, numbers)
 
 
 def _pairs_neighbours(positions: bool, table: bool, asked: bool | None) -> bool:
