@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def unwatched(gpu: Gpu) -> Iterator[None]:
-    """A context whose calls are not searched for races, which takes four fifths of their time. They are there for
+    """A context whose calls are not searched for races, which takes half of their time. They are there for
     others to be compared with, and other tests make such calls under watch."""
     emulation = gpu.emulation
     if emulation is None:

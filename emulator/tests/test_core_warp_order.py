@@ -66,9 +66,12 @@ def test_all_read_what_one_lane_wrote():
     needs_sync(f"{ELECT} @%p2 st.shared.b32 [smem], 1; SYNC ld.shared.b32 %r4, [smem];", threads=32)
 
 
-PLACES = SLOT + """
+PLACES = (
+    SLOT
+    + """
 and.b32 %r7, %r1001, WORDS; shl.b32 %r7, %r7, 2; add.s32 %r8, %r2, %r7; mad.wide.u32 %d1, %r7, 1, %d100;
 """
+)
 
 
 @pytest.mark.parametrize("words", [1, 2], ids=["all lanes", "every other lane"])

@@ -180,9 +180,7 @@ PREFILL = Operator(
     PrefillVariant,
     (
         _rows("q", "query", ("tokens_q", "heads_q", "d_query")),
-        _rows(
-            "q_pe", "query[1]", ("tokens_q", "heads_q", ROPE_DIM), left_out=LeftOut.EMPTY, absent=(0, 1, ROPE_DIM)
-        ),
+        _rows("q_pe", "query[1]", ("tokens_q", "heads_q", ROPE_DIM), left_out=LeftOut.EMPTY, absent=(0, 1, ROPE_DIM)),
         _rows("k", "key", ("tokens_kv", "heads_kv", "d_key")),
         _rows("k_pe", "key[1]", ("tokens_kv", 1, ROPE_DIM), left_out=LeftOut.EMPTY, also_shape=("tokens_kv", ROPE_DIM)),
         _rows("v", "value", ("tokens_kv", "heads_kv", "d_v")),

@@ -109,9 +109,7 @@ def _examined(tensors: tuple, options: tuple) -> Served:
             "one call"
         )
     empty = call.k_nope.new_empty(0, dtype=call.fp8_dtype)
-    return written.served(
-        PACK, variant, call, {}, empty=empty, d_k=variant.d_nope + variant.d_rope, d_v=variant.d_v
-    )
+    return written.served(PACK, variant, call, {}, empty=empty, d_k=variant.d_nope + variant.d_rope, d_v=variant.d_v)
 
 
 traced.offer(PACK, mla_kv_pack_quantize_fp8, dtype_given="fp8_dtype")

@@ -231,9 +231,7 @@ def _examined(tensors: tuple, options: tuple, batch_size: int) -> Served:
     ours = prefill_out_dtype(examination.dtype) if out_dtype is None else checks.TORCH_DTYPES[out_dtype]
     d_qk = sizes["d_query"] if q_pe is None else _WITH_ROPE[sizes["d_query"]]
     wants_lse = call.return_lse or call.lse is not None
-    variant = PrefillVariant(
-        examination.arch, examination.dtype, ours, d_qk, sizes["d_v"], call.is_causal, wants_lse
-    )
+    variant = PrefillVariant(examination.arch, examination.dtype, ours, d_qk, sizes["d_v"], call.is_causal, wants_lse)
     if k_pe is not None and d_qk not in _WITH_ROPE.values():
         columns = " or ".join(map(str, _WITH_ROPE.values()))
         raise ArgumentError(
