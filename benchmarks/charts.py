@@ -1,4 +1,4 @@
-"""The charts of docs/performance.md: rates of tsmla and others beside what the GPU reached at most."""
+"""The charts of docs/measured/performance.md: rates of tsmla and others beside what the GPU reached at most."""
 
 from __future__ import annotations
 

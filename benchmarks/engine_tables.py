@@ -1,4 +1,4 @@
-"""Rows of docs/performance.md on real engines, from the records of `benchmarks.engines`."""
+"""Rows of docs/measured/performance.md on real engines, from the records of `benchmarks.engines`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/performance.md and the README's performance part, from the records in benchmarks/results/current.
+"""docs/measured/performance.md and the README's performance part, from the records in benchmarks/results/current.
 
     python -m benchmarks report
 
@@ -20,7 +20,7 @@ from typing import Any
 from . import bench_prefill, charts, engine_tables, published
 
 ROOT = Path(__file__).parents[1]
-README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "measured" / "performance.md"
 BEGIN, END = "<!-- begin: python -m benchmarks report -->", "<!-- end -->"
 """The lines around the README's generated part."""
 _WHEEL = "vLLM 0.26's wheel"
@@ -84,7 +84,7 @@ longer. *Mixed*: four of the requests have so many query tokens, the others one;
 It is a *tie* where the 95 % confidence interval of its median holds 1; in records without intervals, within
 1 %. Decodes and cache operators are replayed CUDA graphs, each from a cold L2. Compare within a table: GPUs and runs
 differ by some per cent. How it is timed: `benchmarks/protocol.py`. What a GPU that need not be there would take:
-[timing-model.md](../emulator/docs/timing-model.md).
+[timing-model.md](../../emulator/docs/timing-model.md).
 
 There are no figures for Blackwell: kernels for sm_100a and sm_103a are verified in emulation; not yet run on hardware.
 
@@ -101,8 +101,8 @@ This page is written by `python -m benchmarks report`.
 {cold_start} ({cold_certificate})
 
 Calls with `batch_invariant=True`, graphs captured for the longest context, and calls with packs:
-[log](../kernels/log/hopper-decode.md#query-tokens-that-vary-and-requests-that-are-left-whole). Engines, in words:
-[vllm.md](vllm.md#measured).
+[log](../../kernels/log/hopper-decode.md#query-tokens-that-vary-and-requests-that-are-left-whole). Engines, in words:
+[vllm.md](../start/vllm.md#measured).
 """
 
 
@@ -120,8 +120,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def performance_page() -> str:
-    """Return docs/performance.md: one table for each GPU, and how often each record's rows are faster, tie and are
-    slower."""
+    """Return docs/measured/performance.md: one table for each GPU, and how often each record's rows are faster, tie and
+    are slower."""
     devices = dict.fromkeys(record["certificate"]["device"] for record in published.of_devices("decode"))
     return _PAGE.format(
         isolated=_clocks("isolated"),
@@ -170,7 +170,7 @@ def readme_part() -> str:
     sentences = [
         f"**Nothing compiles when a server starts.** {_of_cold_start()}",
         f"**Faster than its peers, measured beside them.** {_beside_peers([decode, prefill, narrow])} "
-        "[Rates, charts and every row](docs/performance.md).",
+        "[Rates, charts and every row](docs/measured/performance.md).",
     ]
     return "\n".join(textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") for text in sentences)
 

@@ -1,4 +1,4 @@
-"""Writes docs/arguments.md from the tables in `tsmla.identity.call`: `python docs/arguments.py`."""
+"""Writes docs/reference/arguments.md from the tables in `tsmla.identity.call`: `python docs/arguments.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tsmla.identity.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides
 
-PAGE = Path(__file__).with_suffix(".md")
+PAGE = Path(__file__).parent / "reference" / "arguments.md"
 _INTRODUCTION = """\
 # Arguments
 

@@ -1,7 +1,7 @@
 """Measures what each cache format costs in accuracy: a float64 decode from stored rows against one from float32 keys.
 
-`python -m docs.cache_formats` prints the table of docs/cache-formats.md; a test compares the page with it. With
-`--kernels` it prints the page's second table: the errors of what the operators give, in emulation.
+`python -m docs.cache_formats` prints the table of docs/reference/cache-formats.md; a test compares the page with it.
+With `--kernels` it prints the page's second table: the errors of what the operators give, in emulation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Writes docs/kernels.md from the kernels' tables of roles and edges: `python -m docs.pictures [--check]`."""
+"""Writes docs/contribute/kernels.md from the kernels' tables of roles and edges.
+
+python -m docs.pictures [--check]
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from tsmla_kernels.sm100.prefill.schedule import PrefillSchedule as BlackwellPre
 
 from build_aot.matrix import shipped
 
-PAGE = Path(__file__).with_name("kernels.md")
+PAGE = Path(__file__).parent / "contribute" / "kernels.md"
 VARIANTS = [v for v in shipped() if isinstance(v, PrefillVariant | DecodeVariant)]
 """The shipped variants whose kernels have roles and edges."""
 HOPPER_PREFILL, HOPPER_DECODE, BLACKWELL_PREFILL = "sm90/prefill", "sm90/decode/row64", "sm100/prefill"

@@ -34,7 +34,7 @@ from tsmla.identity.variant import (
 
 ROOT = Path(__file__).parents[1]
 README, SUPPORT, DEPLOYMENT = (
-    (ROOT / page).read_text() for page in ("README.md", "docs/support.md", "docs/deployment.md")
+    (ROOT / page).read_text() for page in ("README.md", "docs/reference/support.md", "docs/deploy/deployment.md")
 )
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PREFILL, DECODE = _PYTHON.findall(README)
@@ -105,7 +105,7 @@ def short_table() -> str:
 
 
 def support_table() -> str:
-    """Every combination that exists, as the Markdown table of docs/support.md, asked of `why_unsupported`."""
+    """Every combination that exists, as the Markdown table of docs/reference/support.md, asked of `why_unsupported`."""
     rows = [
         (f"`tsmla_prefill`, {dtype} in, {out} out, head dims {', '.join(map(str, dims))}", list(there))
         for dtype in Dtype

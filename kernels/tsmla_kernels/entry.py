@@ -1,4 +1,4 @@
-"""What the compiler is told of a kernel's arguments, from the tables in `tsmla.call`: fakes, and the host entry."""
+"""What the compiler is told of a kernel's arguments, from the tables in `tsmla.identity.call`: fakes and host entry."""
 
 from __future__ import annotations
 

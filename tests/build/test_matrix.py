@@ -34,9 +34,9 @@ def test_the_promised_kernels_ship():
     ("page", "text"),
     [
         ("CONTRIBUTING.md", "{shipped} kernels, ten minutes"),
-        ("docs/deployment.md", "{shipped} kernels take ten minutes"),
+        ("docs/deploy/deployment.md", "{shipped} kernels take ten minutes"),
         ("CHANGELOG.md", "All {shipped} kernels build"),
-        ("docs/deployment.md", "a wheel with its libraries, {rubin} kernels"),
+        ("docs/deploy/deployment.md", "a wheel with its libraries, {rubin} kernels"),
     ],
 )
 def test_documents_state_how_many(page, text):

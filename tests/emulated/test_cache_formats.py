@@ -1,4 +1,4 @@
-"""docs/cache-formats.md: the errors of kernels are those that emulated ones have."""
+"""docs/reference/cache-formats.md: the errors of kernels are those that emulated ones have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from docs.cache_formats import KERNELS, of_kernels
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cache-formats.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cache-formats.md").read_text("utf-8")
 TABLE = PAGE[PAGE.index("## Errors of the kernels") : PAGE.index("## Decode of")]
 
 pytestmark = pytest.mark.archs("sm_90a")

@@ -1,4 +1,4 @@
-"""docs/cache-formats.md: its bytes are those of the rows, its errors those that a CPU computes now."""
+"""docs/reference/cache-formats.md: its bytes are those of the rows, its errors those that a CPU computes now."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tsmla.identity.row_format import ROWS
 from tsmla.identity.support import CACHE_DTYPES
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "cache-formats.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "reference" / "cache-formats.md").read_text("utf-8")
 
 
 def test_every_format_has_its_bytes():

@@ -157,7 +157,7 @@ def test_with_neither_library_nor_compiler(cuda, shipped: Path, compiled: list[s
     with pytest.raises(KernelUnavailable, match=NEEDS_COMPILER) as raised:
         resolve.kernel(RUBIN)
     assert "has no pack library for sm_107a; it holds: tsmla_pack_sm_90a" in str(raised.value)
-    assert "; those are built on request: docs/deployment.md, Rubin" in str(raised.value)
+    assert "; those are built on request: docs/deploy/deployment.md, Rubin" in str(raised.value)
     assert compiled == []
     assert cli.main(["probe", "--arch", "sm_107a"]) == 1
     assert capsys.readouterr().out.count("built on request") == len(FAMILIES)

@@ -1,7 +1,7 @@
 """The vLLM plug-in against the vLLM that is installed: its own registries, config, metadata and base classes, on a CPU.
 
 Without vLLM these tests skip. A wheel of it with `--no-deps`, a CPU torch and what `import vllm` asks for are enough;
-docs/vllm.md says how.
+docs/start/vllm.md says how.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A schedule has two tables: its roles (`Role`), and the edges between them (`EdgeSpec`, in an `EdgeTable`). These decide
 where barriers lie, how many arrivals complete them, how they are initialised, what tests check, and the pictures in
-docs/kernels.md; `pipeline.py` has what roles do with an edge. Plain Python: a table can be read with neither the
-compiler nor a GPU."""
+docs/contribute/kernels.md; `pipeline.py` has what roles do with an edge. Plain Python: a table can be read with neither
+the compiler nor a GPU."""
 
 from __future__ import annotations
 

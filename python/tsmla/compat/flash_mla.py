@@ -1,7 +1,7 @@
 """FlashMLA's dense decode, computed by `tsmla_decode`: `get_mla_metadata` and `flash_mla_with_kvcache`.
 
 They take the parameters of FlashMLA's older and current versions. Compared: deepseek-ai/FlashMLA 02fe0d0 and 9241ae3,
-sgl-flash-mla 1.0.0. docs/compat.md has what differs.
+sgl-flash-mla 1.0.0. docs/start/compat.md has what differs.
 """
 
 from __future__ import annotations

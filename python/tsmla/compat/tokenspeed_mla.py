@@ -1,7 +1,7 @@
 """tokenspeed_mla's functions, 0.1.3 to 2.0.4, computed by tsmla's operators: same names, arguments, layouts, LSE bases.
 
 Its environment variables TOKENSPEED_MLA_PREFILL_BACKEND (cutedsl, binary) and TOKENSPEED_MLA_FMHA_BINARY_SO are read as
-they are everywhere in tsmla, when a prefill kernel is first needed. docs/compat.md has what differs.
+they are everywhere in tsmla, when a prefill kernel is first needed. docs/start/compat.md has what differs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A call as data: for each operator, what its kernels take, in which order, and what callers may give for it.
 
 These tables decide the kernels' signatures (`tsmla_kernels.entry`), the checks of tensors and the keys under which
-kinds of calls are remembered (`examine`), the arguments of a warm-up (`prepare`) and docs/arguments.md. Standard
-library only."""
+kinds of calls are remembered (`examine`), the arguments of a warm-up (`prepare`) and docs/reference/arguments.md.
+Standard library only."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The latent piece is key and value, the rope piece is key only. `ROWS` are the formats that kernels exist for, by the
 names that operators have for them: `mla_write_cache` and `mla_read_cache` take all, decode takes `uniform_row`s, both
-pieces of the query's dtype, without scales, and those of `Facts.decode_rows`. docs/cache-formats.md has their
+pieces of the query's dtype, without scales, and those of `Facts.decode_rows`. docs/reference/cache-formats.md has their
 pictures and errors."""
 
 from __future__ import annotations

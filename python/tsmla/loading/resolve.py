@@ -98,7 +98,7 @@ def shipped_library(family: str, arch: Arch) -> loader.Library:
     record = next((r for r in records if (r.manifest.family, r.manifest.arch) == (family, arch)), None)
     if record is None:
         held = ", ".join(r.file for r in records) or "nothing"
-        how = "" if arch in SHIPPED_ARCHS else "; those are built on request: docs/deployment.md, " + arch.gpus
+        how = "" if arch in SHIPPED_ARCHS else "; those are built on request: docs/deploy/deployment.md, " + arch.gpus
         raise LibraryError(f"{directory} has no {family} library for {arch}; it holds: {held}{how}")
     library = loader.open_library(directory / record.file, family=family, arch=arch, record=record)
     _check_sources(library)

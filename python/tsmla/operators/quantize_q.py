@@ -45,7 +45,7 @@ def mla_quantize_q(
 
     e4m3(x) is x.clamp(-448, 448).to(torch.float8_e4m3fn), and amax(x) the largest magnitude of those that are not NaN,
     0 where all are. The score of a query and a key is the product of their scales times the product of the rows as they
-    are stored, rope included (SnapMLA's formula; docs/cache-formats.md).
+    are stored, rope included (SnapMLA's formula; docs/reference/cache-formats.md).
 
     Nothing is allocated but the results, and nothing waits for the GPU: calls can be captured in a CUDA graph.
 

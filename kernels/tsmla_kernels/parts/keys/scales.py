@@ -13,7 +13,8 @@ scale is therefore folded into the exponent that the row's reference follows:
 The precision of a probability then depends on its share of the *output*, and references follow y. The *anchor* s is a
 power of two, the scale of one of the segment's keys without its fraction: whatever magnitude scales have, those of one
 request are near each other. This keeps f_t near 1, and float32 sums free of the scales' magnitude. (SnapMLA multiplies
-each tile's probabilities by s_t, and divides by the tile's largest product, for every tile: docs/cache-formats.md.)"""
+each tile's probabilities by s_t, and divides by the tile's largest product, for every tile:
+docs/reference/cache-formats.md.)"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """FlashInfer's MLA functions with the arguments of FlashInfer 0.7.2, computed by tsmla's operators.
 
-docs/compat.md has what is the same, what is refused and what is better.
+docs/start/compat.md has what is the same, what is refused and what is better.
 """
 
 from .decode import trtllm_batch_decode_with_kv_cache_mla

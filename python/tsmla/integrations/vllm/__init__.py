@@ -4,7 +4,7 @@ vLLM calls `register` in each of its processes when tsmla is installed beside it
 
     vllm serve MODEL --attention-config '{"backend": "TSMLA", "mla_prefill_backend": "TSMLA"}'
 
-`python -m tsmla.integrations.vllm` says what holds for the vLLM that is installed; docs/vllm.md has the rest.
+`python -m tsmla.integrations.vllm` says what holds for the vLLM that is installed; docs/start/vllm.md has the rest.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def main() -> int:
     print("contract: fits")
     print(f"flags: vllm serve MODEL --attention-config '{json.dumps(chosen)}'")
     print(f"  LLM(model=..., attention_config={chosen})")
-    print("  --kv-cache-dtype fp8 for a cache in e4m3; docs/vllm.md says what is supported")
+    print("  --kv-cache-dtype fp8 for a cache in e4m3; docs/start/vllm.md says what is supported")
     for setting in options.SETTINGS:
         value = os.environ.get(setting.name) or f"unset: {setting.default}"
         print(f"  {setting.name} ({setting.accepted}; {value}): {setting.meaning}")
