@@ -99,9 +99,9 @@ def statistics_of(cta: list[list[list[int]]]) -> list[float]:
 def modelled(directory: Path) -> tuple[str, list[float]]:
     """Return the dtype of a kernel in such a directory, with its object and PTX, and its phases in the timing model:
     from the waits that lie beside its stamps."""
-    from tsmla_emulator.timing.machines import H100
-    from tsmla_emulator.timing.problem import Shape, Traced, _call_prefill
-    from tsmla_emulator.timing.replay import Memory, replay
+    from tsmla_emulator.time.machines import H100
+    from tsmla_emulator.time.problem import Shape, Traced, _call_prefill
+    from tsmla_emulator.time.replay import Memory, replay
     from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
 
     from .clock_cases import variant_of

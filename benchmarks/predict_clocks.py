@@ -17,11 +17,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tsmla_emulator.host.compile import Compiled
-from tsmla_emulator.host.link import link
-from tsmla_emulator.timing.band import band
-from tsmla_emulator.timing.machines import MACHINES, Value
-from tsmla_emulator.timing.problem import PrefillTraced, Shape, traced
+from tsmla_emulator.run.host.compile import Compiled
+from tsmla_emulator.run.host.link import link
+from tsmla_emulator.time.band import band
+from tsmla_emulator.time.machines import MACHINES, Value
+from tsmla_emulator.time.problem import PrefillTraced, Shape, traced
 
 from . import published
 from .clock_cases import CASES, LATER_CASES, VARIANT_SHAPE, variant_of

@@ -11,7 +11,7 @@ Parts:
   its extreme for both.
 
 --machine-code: costs of all kernels from their machine code; otherwise all from PTX, never a mix. The packages must be
-installed; `python -m tsmla_emulator.controls` says how.
+installed; `python -m tsmla_emulator.prove.controls` says how.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tsmla_emulator.machine import EmulationError
-from tsmla_emulator.timing import peers
-from tsmla_emulator.timing.band import changes, outcomes
-from tsmla_emulator.timing.machines import MACHINES, Machine
-from tsmla_emulator.timing.problem import Shape, traced
+from tsmla_emulator.run.machine import EmulationError
+from tsmla_emulator.time import peers
+from tsmla_emulator.time.band import changes, outcomes
+from tsmla_emulator.time.machines import MACHINES, Machine
+from tsmla_emulator.time.problem import Shape, traced
 
 from . import published
 from .clock_cases import PEER_CASES

@@ -157,7 +157,7 @@ def of_kernels(format: str, outliers: bool) -> tuple[float, float]:
 
 def kernel_table(arch: str = "sm_90a") -> str:
     """Return the table of emulated kernels' errors as Markdown."""
-    from tsmla_emulator.run import Options, emulated
+    from tsmla_emulator.run.emulate import Options, emulated
 
     from tests.built_kernels import OBJECTS, files_in
 

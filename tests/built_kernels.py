@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "emulator"))  # found here where it is not installed
 
 if TYPE_CHECKING:
-    from tsmla_emulator.host.compile import Compiled
+    from tsmla_emulator.run.host.compile import Compiled
 
 OBJECTS = ROOT / "build" / "cmake" / "objs"
 """Where an editable installation leaves what it built."""
@@ -22,8 +22,8 @@ OBJECTS = ROOT / "build" / "cmake" / "objs"
 def files_in(objects: Path) -> Callable[[Variant], Compiled]:
     """The objects that the libraries in `objects` are linked from, where they are of these very sources; others are
     compiled, with line information."""
-    from tsmla_emulator.host.compile import Compiled, compile_for_emulation
-    from tsmla_emulator.host.link import link
+    from tsmla_emulator.run.host.compile import Compiled, compile_for_emulation
+    from tsmla_emulator.run.host.link import link
 
     from build_aot.build import store_of
 

@@ -33,7 +33,7 @@ from tsmla.identity.arch import SHIPPED_ARCHS  # noqa: E402
 from tsmla.identity.variant import Variant  # noqa: E402
 
 if TYPE_CHECKING:
-    from tsmla_emulator.host.compile import Compiled
+    from tsmla_emulator.run.host.compile import Compiled
 
 OBJECTS = ROOT / "build" / "cmake" / "objs"
 Launches = list[dict[str, Any]]
@@ -84,7 +84,7 @@ def cases() -> dict[str, tuple[str, Callable[[], object]]]:
 
 def record(compiled: Callable[[Variant], Compiled]) -> dict[str, Launches]:
     """Return what each case launches. compiled: gives the files of a variant, its library linked with the double."""
-    from tsmla_emulator import run
+    from tsmla_emulator.run import emulate as run
 
     found: dict[str, Launches] = {}
     for name, (arch, call) in cases().items():
@@ -141,8 +141,8 @@ def set_bytes(ir: str, launch: dict[str, Any]) -> list[tuple[int, ...]]:
 
 def prepare(directory: Path, host: str, tvm_ffi: Path, objects: Path) -> None:
     """Put each variant that a case calls into `directory`: PTX, IR, and a library for the host in the host's folder."""
-    from tsmla_emulator import run
-    from tsmla_emulator.host.link import DOUBLE, FLAGS
+    from tsmla_emulator.run import emulate as run
+    from tsmla_emulator.run.host.link import DOUBLE, FLAGS
 
     from build_aot.build import store_of
     from build_aot.link import ZIG_TARGETS
@@ -186,7 +186,7 @@ def main() -> int:
     if asked.step == "prepare":
         prepare(directory, asked.host, asked.tvm_ffi, asked.objects)
     elif asked.step == "record":
-        from tsmla_emulator.host.compile import Compiled
+        from tsmla_emulator.run.host.compile import Compiled
 
         host = platform.machine()
         found = record(lambda v: Compiled(directory / host / f"{v}.so", directory / f"{v}.ptx", v.symbol()))

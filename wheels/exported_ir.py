@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 MAP_TYPE = "{ { [16 x i64] } }"
 MAP_BYTES = 64
-"""How many of a tensor map's 128 bytes are written; see tsmla_emulator/host/tensor_map.py."""
+"""How many of a tensor map's 128 bytes are written; see tsmla_emulator/run/host/tensor_map.py."""
 _PLAIN = re.compile(r"(ptr)(?: addrspace\(\d+\))?|i(\d+)|(float)|(double)|(half|bfloat)")
 _SIZES = (8, 0, 4, 8, 2)
 _ARRAY = re.compile(r"\[(\d+) x ")

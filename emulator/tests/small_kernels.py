@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import numpy as np
-from tsmla_emulator.machine import Launch, Options, Region, Report, parse, run_launches
+from tsmla_emulator.run.machine import Launch, Options, Region, Report, parse, run_launches
 
 HEADER = ".version 8.8\n.target {arch}\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<32>; .reg .b16 %h<64>; .reg .b32 %r<1024>; .reg .b64 %d<128>;"

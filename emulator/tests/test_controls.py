@@ -8,11 +8,11 @@ import json
 import numpy as np
 import pytest
 from small_kernels import aligned, run
-from tsmla_emulator.controls import __main__ as command
-from tsmla_emulator.controls import judging, naming, running
-from tsmla_emulator.controls.control import STATED, Control, Explanation, Package, Seen, Stated, Values
-from tsmla_emulator.machine import EmulationError, Finding
-from tsmla_emulator.ptx.model import Instruction, Source
+from tsmla_emulator.prove.controls import __main__ as command
+from tsmla_emulator.prove.controls import judging, naming, running
+from tsmla_emulator.prove.controls.control import STATED, Control, Explanation, Package, Seen, Stated, Values
+from tsmla_emulator.run.machine import EmulationError, Finding
+from tsmla_emulator.run.ptx.model import Instruction, Source
 
 RACE, FENCE, PAST = "shared memory: a ld.shared, a st.shared: unordered", "tensor memory: no fence", "memory: past"
 CONTROL = Control("decode", Package("other", "1.0"), "sm_100a", lambda: GOOD, Values(1e-2, 1e-4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from small_kernels import run
-from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.run.machine import EmulationError
 
 INIT = """
 setp.eq.u32 %p30, %r1000, 0;

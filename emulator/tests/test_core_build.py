@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsmla_emulator.core import build
+from tsmla_emulator.run.core import build
 
 
 def test_the_build_tells_how_far_it_is_and_keeps_its_objects(monkeypatch, tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from small_kernels import aligned, run
-from tsmla_emulator.machine import EmulationError
-from tsmla_emulator.ptx.model import PtxError
+from tsmla_emulator.run.machine import EmulationError
+from tsmla_emulator.run.ptx.model import PtxError
 
 CANCEL = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{}.b128 [smem+64], [smem+128];"
 ALL = ".multicast::cluster::all"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_kernels import run
 from test_core_races import clean, races
-from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.run.machine import EmulationError
 
 CTAS = 5
 # Every warp writes a word; one thread of each CTA arrives and waits; every warp reads a word of the next CTA.

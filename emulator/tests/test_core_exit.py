@@ -7,7 +7,7 @@ import pytest
 from small_kernels import FILL, aligned, run
 from test_core_races import INIT
 from test_core_wgmma import SYNC, product
-from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.run.machine import EmulationError
 
 CLUSTER_BARRIER = "barrier.cluster.arrive; barrier.cluster.wait;"
 WAIT = "{{ .reg .pred P; {0}: mbarrier.try_wait.parity.shared.b64 P, [smem+512], 0; @!P bra {0}; }}"

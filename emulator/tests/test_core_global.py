@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from test_core_races import INIT, clean, races
-from tsmla_emulator.host.memory import POISON
+from tsmla_emulator.run.host.memory import POISON
 
 MINE = "mad.wide.u32 %d1, %r1000, 4, %d100;"
 OTHERS = "xor.b32 %r6, %r1000, {}; mad.wide.u32 %d2, %r6, 4, %d100;"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from small_kernels import aligned, run, text_of
-from tsmla_emulator.machine import EmulationError, Launch, Options, parse, run_launches
+from tsmla_emulator.run.machine import EmulationError, Launch, Options, parse, run_launches
 
 
 def fails(body: str, kind: str, match: str, *arguments, **options) -> EmulationError:

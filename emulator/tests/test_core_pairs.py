@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from small_kernels import aligned, run
-from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.run.machine import EmulationError
 
 ALLOC = "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [smem+64], COLUMNS;"
 FREE = "ld.shared.b32 %r20, [smem+64]; tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r20, COLUMNS;"

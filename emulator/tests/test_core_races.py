@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 from small_kernels import run
-from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.run.machine import EmulationError
 
 SLOT = "shl.b32 %r1, %r1001, 2; mov.b32 %r2, smem; add.s32 %r3, %r2, %r1;"
 HANDOVER = (

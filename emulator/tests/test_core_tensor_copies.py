@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from small_kernels import aligned, run
-from tsmla_emulator.host.tensor_map import TensorMap
-from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.run.host.tensor_map import TensorMap
+from tsmla_emulator.run.machine import EmulationError
 
 BARRIER = 0x8000
 INIT = f"""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_kernels import FILL, aligned, run
 from test_core_wgmma import KINDS, layout, operand
-from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.run.machine import EmulationError
 
 A_AT, B_AT, BARRIER, ADDRESS = 0, 0x8000, 0x10000, 0x10010
 ALLOC = f"""

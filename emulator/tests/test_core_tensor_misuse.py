@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_kernels import run
 from test_core_tensor_memory import AFTER, emulate, instruction_descriptor, placed, product
-from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.run.machine import EmulationError
 
 
 def refused(match: str, kind: str, call) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from test_core_tensor_memory import AFTER, ALLOC, FREE, WAIT, emulate, product
-from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.run.machine import EmulationError
 
 BEFORE = "tcgen05.fence::before_thread_sync;"
 STORED, LOADED = "tcgen05.wait::st.sync.aligned;", "tcgen05.wait::ld.sync.aligned;"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from small_kernels import run
-from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.run.machine import EmulationError
 
 LANE = np.arange(32, dtype=np.uint32)
 STORE = "mad.wide.u32 %d50, %r1000, 4, %d100; st.global.b32 [%d50], %r10;"

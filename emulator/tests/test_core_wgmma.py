@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from small_kernels import FILL, aligned, run
-from tsmla_emulator.machine import EmulationError
-from tsmla_emulator.ptx.model import NotImplementedInstruction
+from tsmla_emulator.run.machine import EmulationError
+from tsmla_emulator.run.ptx.model import NotImplementedInstruction
 
 A_AT, B_AT = 0, 0x8000
 KINDS = {

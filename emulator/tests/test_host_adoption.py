@@ -7,10 +7,10 @@ import torch
 import two_launches
 from cutlass.cutlass_dsl import CuTeDSL
 from cutlass.utils import HardwareInfo
-from tsmla_emulator import machine
-from tsmla_emulator.host import call_sites, capture
-from tsmla_emulator.machine import EmulationError, Options, Report
-from tsmla_emulator.run import emulated
+from tsmla_emulator.run import machine
+from tsmla_emulator.run.emulate import emulated
+from tsmla_emulator.run.host import call_sites, capture
+from tsmla_emulator.run.machine import EmulationError, Options, Report
 
 OPTIONS = "--enable-tvm-ffi --keep-ptx --gpu-arch {} --dump-dir={}"
 

@@ -11,15 +11,16 @@ import torch
 import tsmla
 from tsmla.identity.arch import Arch
 from tsmla.identity.variant import Dtype, PackVariant, PrefillVariant
-from tsmla_emulator import check, machine, record
-from tsmla_emulator.host import launch_config
-from tsmla_emulator.host.compile import compile_for_emulation
-from tsmla_emulator.host.launch_config import KernelLimits
-from tsmla_emulator.host.link import LinkError, link
-from tsmla_emulator.host.memory import GuardError
-from tsmla_emulator.host.tensor_map import TensorMap
-from tsmla_emulator.machine import EmulationError, Launch, Options, Report
-from tsmla_emulator.run import emulated
+from tsmla_emulator.prove import check
+from tsmla_emulator.run import machine, record
+from tsmla_emulator.run.emulate import emulated
+from tsmla_emulator.run.host import launch_config
+from tsmla_emulator.run.host.compile import compile_for_emulation
+from tsmla_emulator.run.host.launch_config import KernelLimits
+from tsmla_emulator.run.host.link import LinkError, link
+from tsmla_emulator.run.host.memory import GuardError
+from tsmla_emulator.run.host.tensor_map import TensorMap
+from tsmla_emulator.run.machine import EmulationError, Launch, Options, Report
 
 PACK = PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128)
 PREFILL = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, True, True)

@@ -9,10 +9,10 @@ import sys
 import pytest
 from tsmla.identity.arch import Arch
 from tsmla.identity.variant import Dtype, PackVariant
-from tsmla_emulator.host import compile as compile_module
-from tsmla_emulator.host import link as link_module
-from tsmla_emulator.host.compile import CompileError, compile_for_emulation
-from tsmla_emulator.host.link import link
+from tsmla_emulator.run.host import compile as compile_module
+from tsmla_emulator.run.host import link as link_module
+from tsmla_emulator.run.host.compile import CompileError, compile_for_emulation
+from tsmla_emulator.run.host.link import link
 
 PACK = PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128)
 

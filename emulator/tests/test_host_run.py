@@ -16,10 +16,13 @@ from tsmla.identity.arch import SHIPPED_ARCHS, Arch
 from tsmla.identity.plan import deal_of, plan_decode
 from tsmla.identity.row_format import ROWS
 from tsmla.identity.variant import DecodeVariant, Dtype, PackVariant, PrefillVariant
-from tsmla_emulator import check, cli, machine, mutation_table, record
+from tsmla_emulator import cli
 from tsmla_emulator.dealt import deal_out
-from tsmla_emulator.machine import EmulationError, Options
-from tsmla_emulator.run import emulated
+from tsmla_emulator.prove import check
+from tsmla_emulator.prove.mutation import table as mutation_table
+from tsmla_emulator.run import machine, record
+from tsmla_emulator.run.emulate import emulated
+from tsmla_emulator.run.machine import EmulationError, Options
 from tsmla_kernels.sm90.decode.row16.geometry import FEW_ROWS
 from tsmla_kernels.sm90.decode.work.ring import TASK_RING
 

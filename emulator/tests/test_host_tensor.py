@@ -9,9 +9,9 @@ import gc
 import pytest
 import torch
 import tvm_ffi
-from tsmla_emulator.host import memory
-from tsmla_emulator.host.capture import extents
-from tsmla_emulator.host.tensor import EmulatedDevice, EmulatedTensor, to_device, unwritten
+from tsmla_emulator.run.host import memory
+from tsmla_emulator.run.host.capture import extents
+from tsmla_emulator.run.host.tensor import EmulatedDevice, EmulatedTensor, to_device, unwritten
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ import itertools
 import struct
 
 import pytest
-from tsmla_emulator.host import capture
-from tsmla_emulator.host.tensor_map import DTYPES, SWIZZLES, TensorMap
-from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.run.host import capture
+from tsmla_emulator.run.host.tensor_map import DTYPES, SWIZZLES, TensorMap
+from tsmla_emulator.run.machine import EmulationError
 
 MAP = TensorMap(
     address=0x7F12_3456_7890,

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from small_kernels import run, text_of
 from test_core_wgmma import descriptor, results
-from tsmla_emulator import check
-from tsmla_emulator.host.compile import compile_for_emulation
-from tsmla_emulator.machine import parse
-from tsmla_emulator.timing import problem
-from tsmla_emulator.timing.costs import Text
-from tsmla_emulator.timing.machine_code import Coded, _decoded, instructions
-from tsmla_emulator.timing.machines import B200, H100
-from tsmla_emulator.timing.matching import KINDS, NOTHING, Matcher
-from tsmla_emulator.timing.placement import Placer
-from tsmla_emulator.timing.replay import Memory, Prepared, replay
+from tsmla_emulator.prove import check
+from tsmla_emulator.run.host.compile import compile_for_emulation
+from tsmla_emulator.run.machine import parse
+from tsmla_emulator.time import problem
+from tsmla_emulator.time.costs import Text
+from tsmla_emulator.time.machine_code import Coded, _decoded, instructions
+from tsmla_emulator.time.machines import B200, H100
+from tsmla_emulator.time.matching import KINDS, NOTHING, Matcher
+from tsmla_emulator.time.placement import Placer
+from tsmla_emulator.time.replay import Memory, Prepared, replay
 
 PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_full_nolse"
 NEAR = Memory(latency=500, rate=64)

@@ -11,10 +11,11 @@ from random import Random
 
 import pytest
 from small_kernels import text_of
-from tsmla_emulator import check, cli, machine, mutate, mutation_table
-from tsmla_emulator.core.binding import program_of
-from tsmla_emulator.machine import Options
-from tsmla_emulator.mutation_actions import (
+from tsmla_emulator import cli
+from tsmla_emulator.prove import check
+from tsmla_emulator.prove.mutation import mutate
+from tsmla_emulator.prove.mutation import table as mutation_table
+from tsmla_emulator.prove.mutation.actions import (
     B_AWAY,
     B_STRIDE,
     B_SWIZZLE,
@@ -39,12 +40,15 @@ from tsmla_emulator.mutation_actions import (
     WIDER,
     changed,
 )
-from tsmla_emulator.mutation_groups import find_covers, settle
-from tsmla_emulator.mutation_reasons import Mutants, Reasons
-from tsmla_emulator.mutation_sites import MASKS
-from tsmla_emulator.ptx import calls
-from tsmla_emulator.ptx.model import Call
-from tsmla_emulator.record import Record
+from tsmla_emulator.prove.mutation.groups import find_covers, settle
+from tsmla_emulator.prove.mutation.reasons import Mutants, Reasons
+from tsmla_emulator.prove.mutation.sites import MASKS
+from tsmla_emulator.run import machine
+from tsmla_emulator.run.core.binding import program_of
+from tsmla_emulator.run.machine import Options
+from tsmla_emulator.run.ptx import calls
+from tsmla_emulator.run.ptx.model import Call
+from tsmla_emulator.run.record import Record
 
 DOCS = Path(__file__).parents[1] / "docs"
 REASONS = Reasons.read(DOCS / "mutation-reasons.json")

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from small_kernels import text_of
-from tsmla_emulator import cli, mutate
-from tsmla_emulator.core import build
-from tsmla_emulator.mutation_groups import find_covers, settle
-from tsmla_emulator.mutation_hunt import Kept, Pace, TimeIsUp, hunt
-from tsmla_emulator.record import same
+from tsmla_emulator import cli
+from tsmla_emulator.prove.mutation import mutate
+from tsmla_emulator.prove.mutation.groups import find_covers, settle
+from tsmla_emulator.prove.mutation.hunt import Kept, Pace, TimeIsUp, hunt
+from tsmla_emulator.run.core import build
+from tsmla_emulator.run.record import same
 
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128"
 EXCHANGE = """

@@ -11,11 +11,12 @@ import pytest
 import torch
 import tsmla
 from tsmla.operators.checks import TORCH_DTYPE_OF
-from tsmla_emulator import check, machine
-from tsmla_emulator.machine import Report
-from tsmla_emulator.run import emulated
-from tsmla_emulator.timing import prefill_grid, problem
-from tsmla_emulator.timing.machines import H100
+from tsmla_emulator.prove import check
+from tsmla_emulator.run import machine
+from tsmla_emulator.run.emulate import emulated
+from tsmla_emulator.run.machine import Report
+from tsmla_emulator.time import prefill_grid, problem
+from tsmla_emulator.time.machines import H100
 
 EIGHT_BITS = check.find("tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse")
 SIXTEEN_BITS = check.find("tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse")
@@ -91,6 +92,6 @@ def test_a_further_query_tile_costs_less_than_a_cta():
 
 def test_no_compiler_is_asked_for():
     """Hunts of mutants ask for the sizes of prefills on machines that have none."""
-    blind = "import sys; sys.modules['cutlass'] = None; import tsmla_emulator.timing.prefill_grid"
+    blind = "import sys; sys.modules['cutlass'] = None; import tsmla_emulator.time.prefill_grid"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", blind], env=environment, check=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from small_kernels import run, text_of
-from tsmla_emulator.core.binding import place
-from tsmla_emulator.machine import parse
-from tsmla_emulator.ptx.model import (
+from tsmla_emulator.run.core.binding import place
+from tsmla_emulator.run.machine import parse
+from tsmla_emulator.run.ptx.model import (
     Address,
     Call,
     Immediate,
@@ -19,7 +19,7 @@ from tsmla_emulator.ptx.model import (
     Source,
     Vector,
 )
-from tsmla_emulator.ptx.program import build_program
+from tsmla_emulator.run.ptx.program import build_program
 
 
 def entry(body: str):

@@ -8,14 +8,15 @@ import re
 import numpy as np
 import pytest
 from small_kernels import run, text_of
-from tsmla_emulator import check, cli
-from tsmla_emulator.host.compile import compile_for_emulation
-from tsmla_emulator.machine import parse
-from tsmla_emulator.timing import band, machines, problem
-from tsmla_emulator.timing.costs import Text, costs_of
-from tsmla_emulator.timing.machines import H100, MACHINES, Value
-from tsmla_emulator.timing.rates import UnknownRate
-from tsmla_emulator.timing.replay import Memory, Prepared, replay
+from tsmla_emulator import cli
+from tsmla_emulator.prove import check
+from tsmla_emulator.run.host.compile import compile_for_emulation
+from tsmla_emulator.run.machine import parse
+from tsmla_emulator.time import band, machines, problem
+from tsmla_emulator.time.costs import Text, costs_of
+from tsmla_emulator.time.machines import H100, MACHINES, Value
+from tsmla_emulator.time.rates import UnknownRate
+from tsmla_emulator.time.replay import Memory, Prepared, replay
 
 NEAR = Memory(latency=500, rate=64)
 

@@ -7,9 +7,9 @@ from small_kernels import text_of
 from tsmla.identity.arch import Arch
 from tsmla.identity.row_format import ROWS, uniform_row
 from tsmla.identity.variant import DecodeVariant, Dtype
-from tsmla_emulator.machine import parse
-from tsmla_emulator.timing import classes, rates
-from tsmla_emulator.timing.problem import partial_row_bytes
+from tsmla_emulator.run.machine import parse
+from tsmla_emulator.time import classes, rates
+from tsmla_emulator.time.problem import partial_row_bytes
 
 WAITING = """
 mov.b32 %r3, smem;

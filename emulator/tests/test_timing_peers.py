@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from small_kernels import run, text_of
 from tsmla_emulator import cli
-from tsmla_emulator.controls.control import Package, Peer
-from tsmla_emulator.machine import Launch, Trace, parse
-from tsmla_emulator.timing import machines, peers, problem
-from tsmla_emulator.timing.costs import Text
-from tsmla_emulator.timing.machines import B200, H100, MACHINES
-from tsmla_emulator.timing.peers import PeerDecode, PeerPrefill, Seen, Shape
-from tsmla_emulator.timing.replay import STORE, Prepared
+from tsmla_emulator.prove.controls.control import Package, Peer
+from tsmla_emulator.run.machine import Launch, Trace, parse
+from tsmla_emulator.time import machines, peers, problem
+from tsmla_emulator.time.costs import Text
+from tsmla_emulator.time.machines import B200, H100, MACHINES
+from tsmla_emulator.time.peers import PeerDecode, PeerPrefill, Seen, Shape
+from tsmla_emulator.time.replay import STORE, Prepared
 
 PREFILL = Peer(Package("other", "1.0"), "prefill", "sm_90a", "bf16", (192, 128), print, causal=False, rows=128)
 DECODE = dataclasses.replace(PREFILL, family="decode", arch="sm_100a", dims=(512, 64))
@@ -169,7 +169,7 @@ def test_the_command_lists_peers_and_says_what_is_missing(capsys, monkeypatch):
 
 
 def test_a_package_s_kernel_is_traced_and_modelled():
-    from tsmla_emulator.controls.__main__ import lacking
+    from tsmla_emulator.prove.controls.__main__ import lacking
 
     peer = peers.peers()["flash-attn-4_prefill_sm_90a_bf16_d128x128_full"]
     if missing := lacking({peer.package}):

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 from tsmla.identity.variant import FAMILIES
-from tsmla_emulator import check, cli
-from tsmla_emulator.timing import problem, streams
-from tsmla_emulator.timing.machines import H200, MACHINES, OF_ARCH, Value
+from tsmla_emulator import cli
+from tsmla_emulator.prove import check
+from tsmla_emulator.time import problem, streams
+from tsmla_emulator.time.machines import H200, MACHINES, OF_ARCH, Value
 
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128"
 WRITE = "tsmla_write_cache_sm_90a_bf16_d512e4m3s128x64"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .machine import EmulationError, Options, Report
-from .ptx.model import PtxError
+from .run.machine import EmulationError, Options, Report
+from .run.ptx.model import PtxError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,8 +108,8 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _run_symbols(given: argparse.Namespace) -> int:
-    from . import check
-    from .host.compile import compile_all
+    from .prove import check
+    from .run.host.compile import compile_all
 
     if files := [symbol for symbol in given.symbols if Path(symbol).suffix]:
         raise ValueError(f"{files[0]} is a file, and no symbol of a kernel; files go with --ptx FILE --record FILE")
@@ -131,7 +131,7 @@ def _run_symbols(given: argparse.Namespace) -> int:
 def _run_record(given: argparse.Namespace) -> int:
     import numpy as np
 
-    from . import machine, record
+    from .run import machine, record
 
     started = time.perf_counter()
     module = machine.parse(given.ptx.read_text("utf-8"))
@@ -147,10 +147,10 @@ def _run_record(given: argparse.Namespace) -> int:
 
 
 def _time(given: argparse.Namespace) -> int:
-    from .timing import text
-    from .timing.machines import MACHINES, OF_ARCH
-    from .timing.peers import peers
-    from .timing.problem import Shape, arch_of, traced
+    from .time import text
+    from .time.machines import MACHINES, OF_ARCH
+    from .time.peers import peers
+    from .time.problem import Shape, arch_of, traced
 
     if given.peers:
         print(*peers(), sep="\n")
@@ -172,7 +172,7 @@ def _time(given: argparse.Namespace) -> int:
 
 
 def _mutate(given: argparse.Namespace) -> int:
-    from . import mutation_table
+    from .prove.mutation import table as mutation_table
 
     others = [(name, Path(ptx), Path(record)) for name, ptx, record in given.kernel]
     if given.keep:
@@ -198,8 +198,8 @@ def _mutate(given: argparse.Namespace) -> int:
 
 
 def _mutate_kept(given: argparse.Namespace) -> int:
-    from . import mutation_table
-    from .mutation_directory import Hunt
+    from .prove.mutation import table as mutation_table
+    from .prove.mutation.directory import Hunt
 
     if given.kernel or given.only or given.list:
         raise ValueError("--keep does not go with --kernel, --only or --list")

@@ -19,11 +19,11 @@ import pytest
 import torch
 from tsmla.identity.arch import SHIPPED_ARCHS
 
-from .machine import Options
-from .run import GPUS, Emulation, emulated
+from .run.emulate import GPUS, Emulation, emulated
+from .run.machine import Options
 
 if TYPE_CHECKING:
-    from .host.compile import Compiled
+    from .run.host.compile import Compiled
 
 SCHEDULES = {
     "eager": Options(),

@@ -15,7 +15,7 @@ from emulated_archs import KERNELS, SMS
 from prefill_reference import make_problem as make_prefill
 from tsmla.identity.arch import Arch
 from tsmla.identity.plan import plan_decode
-from tsmla_emulator import machine
+from tsmla_emulator.run import machine
 from unwatched import unwatched
 
 pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]

@@ -31,7 +31,7 @@ def test_verify_runs_the_named_kernels(capsys):
 
 
 def test_a_wrong_result_is_an_exit_status(capsys, monkeypatch):
-    from tsmla_emulator import check
+    from tsmla_emulator.prove import check
 
     monkeypatch.setattr(check, "_pack", lambda variant: ("7 bytes differ", "7 bytes differ"))
     monkeypatch.setattr(check, "check", lambda variant: check.Verdict(variant, *check._pack(variant), calls=()))

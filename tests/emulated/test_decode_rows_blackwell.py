@@ -22,8 +22,8 @@ from tsmla.identity.arch import Arch
 from tsmla.identity.dtype import Dtype
 from tsmla.identity.row_format import ROWS
 from tsmla.identity.variant import DecodeVariant
-from tsmla_emulator.check import check
-from tsmla_emulator.machine import Options
+from tsmla_emulator.prove.check import check
+from tsmla_emulator.run.machine import Options
 
 from docs.pictures import schedules_of
 

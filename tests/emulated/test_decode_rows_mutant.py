@@ -9,8 +9,8 @@ import pytest
 from decode_reference import run
 from decode_rows import MOST_OFF, attend_stored, make_scaled, relative
 from emulated_archs import KERNELS
-from tsmla_emulator import machine
-from tsmla_emulator.run import Options, emulated
+from tsmla_emulator.run import machine
+from tsmla_emulator.run.emulate import Options, emulated
 
 SHRUNK = 2.0**-13
 """What a kernel's probability is times, where it is cast as weight times scale: the bias of its exponent is undone, and

@@ -13,8 +13,8 @@ from tsmla.identity.arch import Arch
 from tsmla.identity.dtype import Dtype
 from tsmla.identity.row_format import ROWS
 from tsmla.identity.variant import DecodeVariant
-from tsmla_emulator.check import check as check_variant
-from tsmla_emulator.machine import Options
+from tsmla_emulator.prove.check import check as check_variant
+from tsmla_emulator.run.machine import Options
 from unwatched import unwatched
 
 from docs.pictures import schedules_of

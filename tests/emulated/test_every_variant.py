@@ -8,7 +8,7 @@ import os
 import pytest
 from emulated_archs import has_a_text_of_its_own, text_of
 from tsmla.identity.arch import Arch
-from tsmla_emulator.check import check, variants
+from tsmla_emulator.prove.check import check, variants
 from tsmla_emulator.pytest_plugin import SCHEDULES
 
 from build_aot.build import build

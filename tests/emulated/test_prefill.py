@@ -10,7 +10,7 @@ import tsmla
 from emulated_archs import KERNELS, PREFILLS
 from prefill_edges import LENGTHS, SEVERAL_TILES, check
 from prefill_reference import judge, make_problem
-from tsmla_emulator.host.memory import addresses_from
+from tsmla_emulator.run.host.memory import addresses_from
 
 pytestmark = pytest.mark.archs(*KERNELS)
 ON_BOTH_BLACKWELLS = pytest.mark.archs(*PREFILLS)

@@ -11,9 +11,9 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from hypothesis import given
 from hypothesis import strategies as st
 from tsmla.identity.variant import PrefillVariant
-from tsmla_emulator import check
-from tsmla_emulator.timing import prefill_grid
-from tsmla_emulator.timing.problem import Shape
+from tsmla_emulator.prove import check
+from tsmla_emulator.time import prefill_grid
+from tsmla_emulator.time.problem import Shape
 from tsmla_kernels.parts.tile_bounds import ALIKE, SIDE_BY_SIDE
 from tsmla_kernels.parts.tile_scheduler import Packs, query_tile, tile_bound
 from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS, PrefillGeometry

@@ -32,8 +32,8 @@ from tsmla.tools import cli, emulated
 from tsmla.tools.selftest import child as selftest_child
 from tsmla.tools.selftest.child import run_kernel
 from tsmla.tools.selftest.protocol import Job
-from tsmla_emulator import machine
-from tsmla_emulator.run import emulated as emulation
+from tsmla_emulator.run import machine
+from tsmla_emulator.run.emulate import emulated as emulation
 
 ARCH = Arch.SM100A
 PACK = PackVariant(ARCH, Dtype.BF16, Dtype.E4M3, 128, 64, 128)

@@ -21,7 +21,7 @@ from tsmla.identity.variant import (
 from tsmla.problems.cases import PrefillCase, cases_of
 from tsmla.tools.selftest.child import run_kernel
 from tsmla.tools.selftest.protocol import Job
-from tsmla_emulator.run import emulated as emulation
+from tsmla_emulator.run.emulate import emulated as emulation
 
 KERNELS = {
     "prefill": (

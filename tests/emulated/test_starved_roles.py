@@ -10,8 +10,8 @@ from tsmla.identity.arch import Arch
 from tsmla.identity.dtype import Dtype
 from tsmla.identity.support import prefill_dims
 from tsmla.identity.variant import PrefillVariant
-from tsmla_emulator.check import check
-from tsmla_emulator.machine import Options
+from tsmla_emulator.prove.check import check
+from tsmla_emulator.run.machine import Options
 
 from docs.pictures import schedules_of
 

@@ -48,7 +48,7 @@ class Place:
         if self.device:
             yield lambda: 0
             return
-        from tsmla_emulator.run import Options, emulated
+        from tsmla_emulator.run.emulate import Options, emulated
 
         options = Options(
             async_mode=schedule.completion,  # type: ignore[arg-type]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tsmla_emulator import check
-from tsmla_emulator.timing import peers
+from tsmla_emulator.prove import check
+from tsmla_emulator.time import peers
 
 from benchmarks import predict_peers
 from benchmarks.clock_cases import CASES, PEER_CASES

@@ -192,6 +192,18 @@ def test_the_emulator_does_without_the_tools() -> None:
         assert not [name for name in within_tsmla(file) if room_of(name) in ("tools", "__main__")], file
 
 
+@pytest.mark.parametrize(("room", "does_without"), [("run", ("prove", "time")), ("prove", ("time",))])
+def test_rooms_of_the_emulator(room: str, does_without: tuple[str, ...]) -> None:
+    """What runs a kernel needs neither proofs nor times, what proves needs no times; imports inside functions count."""
+    package = ROOT / "emulator" / "tsmla_emulator"
+    for file in sources(package / room):
+        depth = len(file.relative_to(package).parts)
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level == depth:
+                names = [node.module or "", *(alias.name for alias in node.names if not node.module)]
+                assert not {top(name) for name in names} & set(does_without), f"{file}:{node.lineno}"
+
+
 def test_only_the_jit_imports_the_kernels() -> None:
     for file in sources(TSMLA):
         if file.name != "jit.py":

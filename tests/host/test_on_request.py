@@ -22,11 +22,11 @@ from tsmla.identity.variant import FAMILIES
 from tsmla.loading import gpu, image, jit, manifest, resolve, toolchain
 from tsmla.operators import checks
 from tsmla.tools import cli
-from tsmla_emulator import check
-from tsmla_emulator.host import compile as emulator_compile
-from tsmla_emulator.host.capture import Library
-from tsmla_emulator.host.launch_config import KernelLimits
-from tsmla_emulator.run import GPUS, emulated
+from tsmla_emulator.prove import check
+from tsmla_emulator.run.emulate import GPUS, emulated
+from tsmla_emulator.run.host import compile as emulator_compile
+from tsmla_emulator.run.host.capture import Library
+from tsmla_emulator.run.host.launch_config import KernelLimits
 
 from build_aot import __main__ as command
 from build_aot import matrix

@@ -58,7 +58,7 @@ def emulation(arch: Arch) -> Iterator[None]:
     Raises ArgumentError when the emulator is not installed.
     """
     require()
-    from tsmla_emulator.run import emulated
+    from tsmla_emulator.run.emulate import emulated
 
     with emulated(arch.value):
         yield
@@ -70,9 +70,9 @@ def prepare(variants: Sequence[Variant]) -> None:
     Raises ArgumentError when the emulator is not installed, KernelUnavailable when something does not compile.
     """
     require()
-    from tsmla_emulator.core import build
-    from tsmla_emulator.host.compile import compile_all
-    from tsmla_emulator.host.link import cache_directory
+    from tsmla_emulator.run.core import build
+    from tsmla_emulator.run.host.compile import compile_all
+    from tsmla_emulator.run.host.link import cache_directory
 
     started = time.perf_counter()
 
@@ -103,9 +103,9 @@ def verify_emulated(symbols: Iterable[str] = ()) -> bool:
     Raises ArgumentError when the emulator is not installed or a symbol does not exist.
     """
     require()
-    from tsmla_emulator import check
-    from tsmla_emulator.host.compile import compile_all
-    from tsmla_emulator.machine import EmulationError
+    from tsmla_emulator.prove import check
+    from tsmla_emulator.run.host.compile import compile_all
+    from tsmla_emulator.run.machine import EmulationError
 
     try:
         chosen = [check.find(symbol) for symbol in symbols] or check.variants()

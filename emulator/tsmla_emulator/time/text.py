@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-from ..mutation_sites import place_of
+from ..run.ptx.calls import place_of
 from .band import outcomes
 from .costs import RULES
 from .machines import Machine

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import machine
-from ..machine import EmulationError, Options
-from ..record import Record
-from ..run import emulated
+from ...run import machine
+from ...run.emulate import emulated
+from ...run.machine import EmulationError, Options
+from ...run.record import Record
 from .control import Control, Seen
 from .naming import name_of
 

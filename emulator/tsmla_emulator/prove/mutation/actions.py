@@ -6,10 +6,10 @@ import dataclasses
 import struct
 from collections.abc import Callable, Iterator
 
-from .ptx.encoding import op_number
-from .ptx.lower_async import RELAXED as RELAXED_FLAG
-from .ptx.program import Program
-from .ptx.simple_ops import SIMPLE_OPS, number_of
+from ...run.ptx.encoding import op_number
+from ...run.ptx.lower_async import RELAXED as RELAXED_FLAG
+from ...run.ptx.program import Program
+from ...run.ptx.simple_ops import SIMPLE_OPS, number_of
 
 REMOVED, ALWAYS_TRUE, NO_BYTES = "removed", "always true", "arrives, but expects no bytes"
 RELAXED, OF_GLOBAL_MEMORY = "relaxed", "of global memory only"

@@ -24,13 +24,13 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from .core import build
+from ...run.core import build
+from ...run.record import same
+from .hunt import Kept, Pace, TimeIsUp, hunt
 from .mutate import Findings, Result, Subject
-from .mutation_hunt import Kept, Pace, TimeIsUp, hunt
-from .mutation_reasons import Reasons
-from .mutation_sites import Site
-from .mutation_table import kernels, made, recorded
-from .record import same
+from .reasons import Reasons
+from .sites import Site
+from .table import kernels, made, recorded
 
 _FORK = multiprocessing.get_context("fork")
 _LATE = 3
@@ -41,7 +41,7 @@ class Hunt:
     """A hunt in a directory that `prepare` has filled. Raises OSError and ValueError where it is none."""
 
     def __init__(self, directory: Path):
-        from . import check
+        from .. import check
 
         stated = json.loads((directory / "hunt.json").read_text("utf-8"))
         self.directory = directory
@@ -52,8 +52,8 @@ class Hunt:
     @classmethod
     def prepare(cls, directory: Path, symbols: Sequence[str]) -> Hunt:
         """Compile variants, unless it was done before. Raises ValueError and CompileError."""
-        from . import check
-        from .host.compile import compile_all, compile_for_emulation
+        from ...run.host.compile import compile_all, compile_for_emulation
+        from .. import check
 
         variants = [check.find(symbol) for symbol in symbols]
         for variant, _ in compile_all(variants):
@@ -119,7 +119,7 @@ class Hunt:
     def _record(self, symbol: str, threads: int) -> None:
         import torch
 
-        from .host.compile import Compiled
+        from ...run.host.compile import Compiled
 
         torch.set_num_threads(threads)
         ptx, library = _compiled(self.directory, symbol)

@@ -1,4 +1,4 @@
-"""`python -m tsmla_emulator.controls`: runs controls from installed packages, and compares them with what is stated."""
+"""`python -m tsmla_emulator.prove.controls`: runs controls of installed packages; compares them with `stated.json`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..provenance import commit
+from ...provenance import commit
 from . import cudnn, flash_attn_4, judging, tokenspeed_mla
 from .control import STATED, Control, Package, Seen, Stated
 from .running import run
@@ -27,7 +27,7 @@ CUTLASS = "4.8.1"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run controls. Returns 0 when all is as stated, 1 when something differs, 2 when a package is missing or of
     another version."""
-    parser = argparse.ArgumentParser(prog="python -m tsmla_emulator.controls", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tsmla_emulator.prove.controls", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of controls' names, * and ? allowed; else all")
     parser.add_argument("--list", action="store_true", help="print the names, run none")
     parser.add_argument("--table", type=Path, help="write the results as Markdown")
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*missing, sep="\n", file=sys.stderr)
         return 2
     seed = random.randrange(1 << 31) if given.seed is None else given.seed
-    command = shlex.join(["python", "-m", "tsmla_emulator.controls", *given.names, "--seed", str(seed)])
+    command = shlex.join(["python", "-m", "tsmla_emulator.prove.controls", *given.names, "--seed", str(seed)])
     return _run(chosen, Stated.read(STATED), given.table, seed, command)
 
 

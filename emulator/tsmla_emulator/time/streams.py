@@ -12,7 +12,7 @@ from typing import Any
 
 from tsmla.identity.row_format import SCALE_BYTES, format_of
 
-from ..machine import Launch
+from ..run.machine import Launch
 from .machines import Machine
 from .problem import Modelled, Shape, Traced, resident
 from .replay import Memory, replay

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from .mutate import Result, Schedule, Subject
-from .mutation_sites import MASKS, Site
+from .sites import MASKS, Site
 
 FIRST = 4
 """How many of the first schedules catch nearly all mutants that any schedule catches."""

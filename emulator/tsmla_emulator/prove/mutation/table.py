@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from tsmla.identity.arch import Arch
 from tsmla.identity.variant import DecodeVariant, PrefillVariant, Variant
 
+from ...provenance import commit
+from ...run.record import entries
+from .hunt import Pace, hunt
 from .mutate import Findings, NotClean, Result, Subject
-from .mutation_hunt import Pace, hunt
-from .mutation_reasons import Reasons
-from .provenance import commit
-from .record import entries
+from .reasons import Reasons
 
 if TYPE_CHECKING:
-    from .host.compile import Compiled
+    from ...run.host.compile import Compiled
 
 NO_REASONS = Reasons()
 
@@ -60,7 +60,7 @@ _BEFORE = """\
 A mutant is a kernel with one instruction changed. Those that synchronise are removed or weakened: waits that do not
 wait, arrivals and waits relaxed or at the next mbarrier, counts, parities, bytes and barrier numbers off, fences of
 other memory, commits elsewhere. Copies, loads and products reach other places, masks compare with the other bound,
-roles have 8 registers more or fewer. `emulator/tsmla_emulator/mutation_sites.py` has the list.
+roles have 8 registers more or fewer. `emulator/tsmla_emulator/prove/mutation/sites.py` has the list.
 
 Counted are mutants that a lane of the unchanged kernel executes. One is caught when a check fails under some schedule
 (asynchronous work early, late or at random, each role starved, warps far ahead of each other). The column says which
@@ -138,7 +138,7 @@ def recorded(
 
     Raises ValueError for a symbol that cannot be built, NotClean when the results are wrong.
     """
-    from . import check
+    from .. import check
 
     variant = check.find(symbol)
     few, many = (directory / symbol / made for made in ("few", "many"))
@@ -182,7 +182,7 @@ def kernels(variant: Variant) -> list[str]:
     A decode has one for each count of rows in `check.decode_rows`. Hopper's decode of rows with one scale has one in
     all: forms of one kernel take few rows and more.
     """
-    from . import check
+    from .. import check
 
     symbol = variant.symbol()
     if isinstance(variant, DecodeVariant):
@@ -196,7 +196,7 @@ def kernels(variant: Variant) -> list[str]:
 
 def _rows(variant: Variant) -> tuple[int, ...]:
     """Return the query rows of a decode's calls; none for other operators."""
-    from . import check
+    from .. import check
 
     return check.decode_rows(variant.arch, variant.row) if isinstance(variant, DecodeVariant) else ()
 

@@ -11,11 +11,11 @@ import dataclasses
 import re
 from typing import Any
 
-from ..ptx.encoding import COMPLEX_OPS, SPACES, Encoded
-from ..ptx.lower import lower
-from ..ptx.lower_async import KINDS
-from ..ptx.model import Entry, Instruction, Register
-from ..ptx.simple_ops import simple_count
+from ..run.ptx.encoding import COMPLEX_OPS, SPACES, Encoded
+from ..run.ptx.lower import lower
+from ..run.ptx.lower_async import KINDS
+from ..run.ptx.model import Entry, Instruction, Register
+from ..run.ptx.simple_ops import simple_count
 from .classes import class_of
 from .machines import Machine
 from .rates import UnknownRate, blackwell_mma, hopper_mma

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from .groups import FIRST, find_covers, settle
 from .mutate import Findings, Result, Run, Schedule, Subject
-from .mutation_groups import FIRST, find_covers, settle
-from .mutation_sites import MASKS, Site
+from .sites import MASKS, Site
 
 _FORK = multiprocessing.get_context("fork")
 _FIRST_OF_EXPECTED = 2

@@ -14,11 +14,11 @@ import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import machine as interpreter
-from ..controls import flash_attn_4, tokenspeed_mla
-from ..controls.control import Peer
-from ..machine import Launch, Options, Trace
-from ..run import emulated
+from ..prove.controls import flash_attn_4, tokenspeed_mla
+from ..prove.controls.control import Peer
+from ..run import machine as interpreter
+from ..run.emulate import emulated
+from ..run.machine import Launch, Options, Trace
 from .costs import Text
 from .machines import Machine
 from .placement import text_of
@@ -55,7 +55,7 @@ def seen(peer: Peer, processors: int, shapes: Sequence[Shape]) -> list[Seen]:
     Packages and the compiler remember for which GPU they worked. Raises ValueError where a package is missing or of
     another version.
     """
-    from ..controls.__main__ import lacking
+    from ..prove.controls.__main__ import lacking
 
     if missing := lacking({peer.package}):
         raise ValueError("; ".join(missing))

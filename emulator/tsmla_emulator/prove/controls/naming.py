@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..host.call_sites import function_at
-from ..machine import Finding
-from ..ptx.model import Instruction
+from ...run.host.call_sites import function_at
+from ...run.machine import Finding
+from ...run.ptx.model import Instruction
 
 _MISSING = {
     "ordered, but without a tcgen05.fence::after_thread_sync before the latter": "no tcgen05.fence::after_thread_sync",

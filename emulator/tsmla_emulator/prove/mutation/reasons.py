@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from .mutation_sites import Site
+from .sites import Site
 
 _COPIES = re.compile(r"(.*) \(([\d, -]+) of (\d+)\)")
 

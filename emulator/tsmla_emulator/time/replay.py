@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.binding import core
-from ..machine import EmulationError, Trace
-from ..ptx.lower import lower
+from ..run.core.binding import core
+from ..run.machine import EmulationError, Trace
+from ..run.ptx.lower import lower
 from .classes import polling_loop
 from .costs import KINDS_OF_REPLAY, PIPES, Cost, Text, costs_of, product_clocks
 from .machines import Machine

@@ -6,10 +6,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from pathlib import Path
 
-from .machine import Module
-from .mutation_actions import (
+from ...run.machine import Module
+from ...run.ptx.calls import place_of
+from ...run.ptx.model import Source
+from .actions import (
     ALWAYS_TRUE,
     B_AWAY,
     B_STRIDE,
@@ -36,7 +37,6 @@ from .mutation_actions import (
     REMOVED,
     WIDER,
 )
-from .ptx.model import Entry, Source
 
 MASKS = "setp of masks"
 _OF_MASKS = re.compile(r"parts/keys/visible\.(holds|meets|lacks)|mask")
@@ -145,32 +145,3 @@ def sites(module: Module, entries: set[str]) -> list[Site]:
 
 def _is_of_masks(at: Source | None) -> bool:
     return at is not None and any(_OF_MASKS.search(call.function) for call in at.calls)
-
-
-def place_of(entry: Entry, position: int) -> tuple[str, str, str]:
-    """Return the function of the sources that an instruction stands in, what that calls there, and the lines."""
-    return _place(_source_of(entry, position))
-
-
-def _source_of(entry: Entry, position: int) -> Source | None:
-    """Return the source of an instruction, or of the next one of its kind that says which calls led there.
-
-    The compiler gives no location to `wgmma.fence`, which stands before the products that it is for.
-    """
-    at = entry.instructions[position].source
-    if at is None or at.calls:
-        return at
-    kind = entry.instructions[position].opcode.partition(".")[0]
-    others = (other for other in entry.instructions[position:] if other.opcode.partition(".")[0] == kind)
-    return next((other.source for other in others if other.source and other.source.calls), at)
-
-
-def _place(at: Source | None) -> tuple[str, str, str]:
-    """Return function and callee of a site, and the lines of the sources from there to the instruction."""
-    if at is None:
-        return "", "", ""
-    depth = at.asker
-    if depth is None:
-        return "", "", f"{Path(at.file).name}:{at.line}"
-    lines = (f"{call.function.rpartition('.')[0]}.py:{call.line}" for call in reversed(at.calls[: depth + 1]))
-    return at.calls[depth].function, at.calls[depth].callee, ", ".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..ptx.model import Entry, Label
+from ..run.ptx.model import Entry, Label
 
 CLASSES = (
     "fp32", "fp32x2", "fp32 min/max", "special function", "convert", "integer", "compare, select", "branch", "move",

@@ -20,15 +20,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import machine
-from .core.binding import program_of
-from .host.memory import GuardError
-from .machine import EmulationError, Module, Options
-from .mutation_actions import MOVES, changed
-from .mutation_sites import MASKS, Site, sites
-from .ptx.model import Entry
-from .ptx.program import Program
-from .record import Record
+from ...run import machine
+from ...run.core.binding import program_of
+from ...run.host.memory import GuardError
+from ...run.machine import EmulationError, Module, Options
+from ...run.ptx.model import Entry
+from ...run.ptx.program import Program
+from ...run.record import Record
+from .actions import MOVES, changed
+from .sites import MASKS, Site, sites
 
 Schedule = tuple[str, Options]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ptx.model import Entry
+from ..run.ptx.model import Entry
 from .costs import Cost, Text
 from .machine_code import Coded, instructions
 from .machines import Machine

@@ -15,10 +15,10 @@ from tsmla.identity.arch import Arch
 from tsmla.identity.support import LATENT_DIM
 from tsmla.identity.variant import DecodeVariant
 
-from .. import check
 from ..dealt import deal_out
-from ..machine import Launch, Options, Trace
-from ..run import Call, emulated
+from ..prove import check
+from ..run.emulate import Call, emulated
+from ..run.machine import Launch, Options, Trace
 from .costs import Text
 from .machines import Machine
 from .placement import text_of

@@ -36,9 +36,9 @@ from tsmla.problems.cases import cases_of
 from tsmla.problems.memory import Memory
 from tsmla.problems.rows import numbers_in, stored_as
 
-from .host.compile import Compiled
-from .machine import Options
-from .run import Call, emulated
+from ..run.emulate import Call, emulated
+from ..run.host.compile import Compiled
+from ..run.machine import Options
 
 DECODE_SMS = 4
 DECODE_LENGTHS = (1800, 70, 0, 170)
@@ -371,9 +371,9 @@ def _decode(
 def prefill_kernels(variant: PrefillVariant) -> int:
     """Return how many GPU kernels a variant chooses from."""
     # Here: the kernels' sizes, which other operators are checked without.
-    from .timing.prefill_grid import has_kernel_of_long_sequences
+    from tsmla_kernels.sm90.prefill.policy import policy_of
 
-    return 1 + has_kernel_of_long_sequences(variant)
+    return 1 + (variant.arch is Arch.SM90A and policy_of(variant).alone_if_long)
 
 
 def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool = False) -> tuple[str, str | None]:
@@ -381,7 +381,7 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool
 
     long: put so many rows of no sequence, which are NaN, behind the keys that the kernel of long sequences runs.
     """
-    from .timing.prefill_grid import LONG_KEYS
+    from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
     lengths_q, lengths_kv = lengths
     heads, heads_kv = 2, 1

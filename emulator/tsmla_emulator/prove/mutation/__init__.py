@@ -1,0 +1,1 @@
+"""Mutation: what checks notice when one instruction that synchronises, places or masks is changed."""

@@ -1,0 +1,1 @@
+"""Run: kernels' PTX on the CPU, behind the real host code."""
