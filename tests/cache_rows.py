@@ -72,7 +72,7 @@ def as_bytes(x: torch.Tensor) -> torch.Tensor:
 
 
 def scales_of(c: torch.Tensor, format: str, power_of_two: bool) -> torch.Tensor:
-    """Of "fp8_ds_mla" [tokens, 4, 1], of "snapmla" [tokens, 1]."""
+    """The scales of stored rows: of "fp8_ds_mla" [tokens, 4, 1], of "snapmla" [tokens, 1]."""
     limit = torch.full((1,), 448.0, device=c.device)  # divided by, not multiplied by its reciprocal
     if format == "snapmla":
         scales = amax(c).clamp_min(1e-26) / limit

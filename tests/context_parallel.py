@@ -41,7 +41,7 @@ def reduce_scatter_merge(out: torch.Tensor, lse: torch.Tensor, base: float, grou
 
 
 def all_to_all_merge(out: torch.Tensor, lse: torch.Tensor, base: float, group: Group) -> torch.Tensor:
-    """The same in one exchange: every rank gets its heads' outputs and LSEs from all, and adds them up in float32."""
+    """Merge in one exchange: every rank gets its heads' outputs and LSEs from all, and adds them up in float32."""
     world = dist.get_world_size(group)
     packed = torch.cat([out.contiguous().view(torch.uint8), lse[..., None].contiguous().view(torch.uint8)], dim=-1)
     sent = torch.stack(packed.chunk(world, dim=1))

@@ -14,7 +14,8 @@ LAYOUTS = {
     "rope heads first": (((0, 1, 2), 0), ((2, 0, 1), 0)),
     "other orders": (((1, 0, 2), 16), ((2, 1, 0), 48)),
 }
-"""Of the query's tensors, (batch, token and head from the outermost to the innermost, elements between rows)."""
+"""Strides of the query's tensors, as (batch, token and head from the outermost to the innermost, elements between
+rows)."""
 WIDTHS = (512, 64)
 
 

@@ -135,7 +135,7 @@ class Problem:
 
 
 def workspace(size: int) -> torch.Tensor:
-    """So many bytes, every word NaN as a float and absurdly large as an integer."""
+    """A workspace of so many bytes, every word NaN as a float and absurdly large as an integer."""
     return torch.full((-(-size // 4),), math.nan, device="cuda").view(torch.int8)
 
 
@@ -298,7 +298,7 @@ def judge(problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None
 
 
 def sharded(problem: Problem, world: int, interleave: int) -> list[Problem]:
-    """The same call as `world` context-parallel ranks see it, each with its own keys in its own pages."""
+    """A call as each of `world` context-parallel ranks sees it, each with its own keys in its own pages."""
     shards = []
     page_size = problem.kv_cache.shape[-2]
     for rank in range(world):

@@ -17,7 +17,7 @@ from tensor_cores import truncated_products
 WHOLE, WHOLE_BYTES = "fp8_ds_mla", 656
 """Rows with scales that lie in one tensor."""
 ROW_BYTES = 640
-"""Of rows whose latent and rope pieces lie side by side."""
+"""Bytes of rows whose latent and rope pieces lie side by side."""
 LENGTHS = {
     "one key": [1],
     "around a tile": [63, 64, 65, 127, 128, 129],
@@ -38,7 +38,7 @@ class Stored:
 
     @classmethod
     def of(cls, rows: torch.Tensor, power_of_two: bool = True) -> Stored:
-        """Of rows [.., 576] of numbers."""
+        """Make the stored rows of [.., 576] numbers."""
         flat = torch.cat((rows.reshape(-1, LATENT + ROPE), rows.new_zeros(1, LATENT + ROPE)))  # some, in any case
         bytes = stored(flat[:, :LATENT], flat[:, LATENT:], "snapmla", power_of_two=power_of_two)
         outer = rows.shape[:-1]

@@ -13,7 +13,7 @@ BF16 = torch.bfloat16
 
 
 def expected(q, k, v, causal=True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of one request: q [n, heads, 192] against k [m, heads, 192]; ([n, heads, 128], [heads, n])."""
+    """Attention of one request: q [n, heads, 192] against k [m, heads, 192]; ([n, heads, 128], [heads, n])."""
     scores = SCALE * torch.einsum("qhd,khd->hqk", q.double(), k.double())
     if causal:
         n, m = scores.shape[1:]

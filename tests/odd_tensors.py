@@ -34,7 +34,7 @@ FLOATS_ONLY: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
         r"requires a gradient, and none is computed here; .* {name}.detach\(\).* torch.inference_mode\(\)",
     ),
 }
-"""The same, of tensors whose dtype has gradients."""
+"""Such tensors, whose dtype has gradients."""
 
 OVERLAPPING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "expanded": lambda x: x[:1].expand(x.shape),

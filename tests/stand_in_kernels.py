@@ -98,7 +98,7 @@ def merged(
 
 
 def read_cache(variant: Variant, given: SimpleNamespace) -> None:
-    """Of page tables."""
+    """A stand-in for the kernel that reads page tables."""
     starts, first = given.cum_seq_lens.tolist(), given.seq_starts.tolist()
     for b, table in enumerate(given.block_tables.tolist()):
         for key in range(starts[b], starts[b + 1]):

@@ -75,7 +75,7 @@ def test_a_bulk_store_is_there_after_a_wait_for_its_writes(mode):
 
 
 def test_words_of_tensors_that_nobody_wrote_are_not_numbers():
-    """As the host allocates them: a sum over too many of a workspace's words shows it."""
+    """The host allocates such words: a sum over too many of a workspace's words shows it."""
     first = "setp.ne.u32 %p1, %r1000, 0; @!%p1 st.global.f32 [%d100], 0f3F800000; bar.warp.sync -1;"
     body = first + "ld.global.f32 %r4, [%d100]; ld.global.f32 %r5, [%d100+{}]; add.f32 %r4, %r4, %r5;"
     body += "st.global.f32 [%d101], %r4;"
@@ -100,7 +100,7 @@ def test_ctas_may_wait_for_each_other(mode, cluster):
 
 
 def test_a_warp_that_spins_does_not_hold_up_the_copy_that_it_waits_for():
-    """Of two warps one waits for a copy and then sets the flag that the other spins on."""
+    """There are two warps: one waits for a copy and then sets the flag that the other spins on."""
     body = (
         INIT
         + """setp.ge.u32 %p1, %r1000, 32; @%p1 bra SPINS; elect.sync %r5|%p2, -1; @!%p2 bra OVER;

@@ -315,7 +315,7 @@ def test_engines_know_of_a_barrier_after_its_fence(mode):
 
 @pytest.mark.parametrize("mode", ["eager", "late"])
 def test_nothing_is_written_where_a_load_may_still_write(mode):
-    """As a prefill once wrote zeros for tiles without keys, whose loads it did not wait for."""
+    """A prefill once wrote zeros for tiles without keys, whose loads it did not wait for."""
     wait = "{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+512], 0; @!P bra A; }"
     body, zeros = load_kernel("WAITS").replace("ld.shared.b32 %r4, [%r3];", "ZEROS"), "st.shared.b32 [%r3], 0;"
     arrays = np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)

@@ -104,7 +104,7 @@ def test_lenience_ends_a_load_at_its_use_and_not_before():
 
 
 def test_leniently_a_relaxed_arrival_hands_tensor_memory_on_and_nothing_else():
-    """As NVIDIA's cuDNN frontend 1.32.0 has it: tcgen05.wait::st, and an arrival without a release."""
+    """NVIDIA's cuDNN frontend 1.32.0 does so: tcgen05.wait::st, and an arrival without a release."""
     init = "mbarrier.init.shared.b64 [smem+0x10040], 128; fence.mbarrier_init.release.cluster;"
     init = f"setp.ne.u32 %p21, %r1000, 0; @%p21 bra INIT; {init} INIT: bar.sync 0;"
     wait = "{ .reg .pred P; B: mbarrier.try_wait.parity.shared.b64 P, [smem+0x10040], 0; @!P bra B; }"

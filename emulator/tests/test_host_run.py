@@ -137,8 +137,8 @@ def test_check_of_hoppers_656_byte_rows_reaches_all_forms():
     ],
 )
 def test_small_decodes_have_all_kinds_of_work(arch, rows, wide, requests):
-    """Of some CTA: several segments with keys, more tiles than a ring has places; a part, a whole and an empty unit;
-    even and odd numbers of tiles, which warpgroups of Hopper share. To try mutants, segments and an end for every
+    """Some CTA has them: several segments with keys, more tiles than a ring has places; a part, a whole and an empty
+    unit; even and odd numbers of tiles, which warpgroups of Hopper share. To try mutants, segments and an end for every
     place of its ring of tasks three times, and an end in the last of them."""
     deal, heads = deal_of(arch, rows, wide=wide), rows // 2
     plan = plan_decode(arch, check.DECODE_SMS, len(requests), 2, heads, max(requests), wide=wide)

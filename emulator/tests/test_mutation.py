@@ -336,8 +336,8 @@ def test_a_kernel_without_a_tensor_fence_is_judged_leniently_and_says_so(kernels
 
 
 def test_a_mutant_is_known_by_function_edge_and_operation(kernels):
-    """Of the kernel's own functions, also where parts lie between; `wgmma.fence`, to which the compiler gives no place,
-    by the product that it is for."""
+    """Functions are the kernel's own, also where parts lie between; `wgmma.fence`, to which the compiler gives no
+    place, by the product that it is for."""
     keys = {site.key for site in subject_of(*kernels[PREFILL]).sites}
     assert all(key.startswith("sm90/prefill/") for key in keys)
     assert {key for key in keys if key.count(": ") != 2} == {
@@ -410,7 +410,7 @@ def test_calls_are_read_as_written():
 
 
 def test_shipped_reasons_are_for_kernels_of_the_table_and_for_mutants_that_exist(kernels):
-    """Of the kernels compiled here all names fit; the whole table is rendered by hand."""
+    """All names of kernels that are compiled here fit; the whole table is rendered by hand."""
     table = (DOCS / "mutation-table.md").read_text()
     for name in REASONS.of_kernels:
         assert f"| {name} |" in table

@@ -104,7 +104,7 @@ def test_classes(opcode, kind):
     ],
 )
 def test_bytes_of_partial_rows(arch: Arch, dtype: Dtype, row: str | None, few: int, more: int) -> None:
-    """Of up to 16 query rows, and of more."""
+    """Calls have up to 16 query rows, or more."""
     stored = ROWS[row] if row else uniform_row(dtype)
     variant = DecodeVariant(arch, dtype, Dtype.BF16, lse=False, row=stored)
     assert [partial_row_bytes(variant, rows) for rows in (1, 16, 17)] == [few, few, more]

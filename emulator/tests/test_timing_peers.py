@@ -32,7 +32,7 @@ def seen(body: str, *arguments: np.ndarray, grid: tuple[int, int, int] = (1, 1, 
 
 
 def prefill_calls(row_tiles: int = 1) -> list[Seen]:
-    """As `seen_prefill` gives them, of a kernel that keeps its SM when there are two row tiles."""
+    """Calls such as `seen_prefill` gives, of a kernel that keeps its SM when there are two row tiles."""
     chain = "ex2.approx.ftz.f32 %r1, %r1;\n"
     few, many = problem.TILES_TRACED
     works = [[few], [many]] + [[few, few]] * (row_tiles - 1)

@@ -23,7 +23,7 @@ elsewhere = pytest.mark.skipif(platform.machine() == HOST, reason="this machine'
 
 @pytest.fixture
 def library(own_build):
-    """Of the small build, whose kernels are not compiled again."""
+    """A library of the small build, whose kernels are not compiled again."""
     ran = build_aot("--arch", SMALL["arch"], "--family", SMALL["family"], "--out", own_build, "--host", HOST)
     assert ran.status == 0 and " 0 compiled" in ran.output, ran.output
     (record,) = read_directory(own_build).libraries

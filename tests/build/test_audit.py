@@ -214,7 +214,7 @@ def test_descriptors_in_vector_registers(library, described, code, found):
 
 
 def test_products_are_counted_for_each_kernel():
-    """Of two kernels in one image the larger is fine, and together they would be."""
+    """Two kernels lie in one image; the larger is fine, and together they would be."""
     sections = [SimpleNamespace(name=f".text.{code}", data=instructions(code)) for code in ("PPPPP", "MPMPP")]
     image = SimpleNamespace(sections=[SimpleNamespace(name=".data", data=instructions("MP")), *sections])
     assert descriptors.products(image) == [(5, 0), (3, 2)]

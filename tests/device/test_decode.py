@@ -236,7 +236,7 @@ def test_cuda_graph_replay(dtype):
 
 
 def shortened(problem: Problem, lengths: list[int]) -> Problem:
-    """The same call with fewer keys; what lies behind them in the cache is other keys rather than NaN."""
+    """A call with fewer keys; what lies behind them in the cache is other keys rather than NaN."""
     rows = [whole[:length] for whole, length in zip(problem.rows, lengths, strict=True)]
     return dataclasses.replace(problem, rows=rows, seq_lens=lengths)
 
@@ -281,7 +281,7 @@ def test_requests_with_query_tokens_of_their_own(dtype, heads):
 
 
 def test_a_graph_is_replayed_with_other_query_lengths(dtype):
-    """Of 8 requests, 40 query tokens and at most 17 in each, as the host knows; the tensors say which."""
+    """There are 8 requests, 40 query tokens and at most 17 in each, as the host knows; the tensors say which."""
     problem = make_problem([700, 65, 9, 3000, 1, 129, 64, 500], [5] * 8, 16, dtype)
     given = problem.arguments(max_q_len=17, max_seq_len=4096)
     tsmla.tsmla_decode(**given)

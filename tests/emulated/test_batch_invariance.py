@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
 
 
 def on_sms(monkeypatch, count: int) -> None:
-    """As if the GPU had so many SMs."""
+    """Plan for a GPU of so many SMs."""
     monkeypatch.setattr("tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, count, *shape))
 
 

@@ -80,7 +80,7 @@ def test_rows_of_one_tensor_may_hold_both_pieces(gpu):
 @pytest.mark.parametrize("interleaved", [True, False], ids=["neighbours", "halves"])
 @pytest.mark.parametrize("format, dtype", [FORMATS[0], FORMATS[3], FORMATS[5]], ids=["bf16", "e4m3", "snapmla"])
 def test_rope_parts_are_rotated(gpu, format, dtype, interleaved):
-    """By tables of both dtypes with gaps between rows, positions of both widths, some that no table has."""
+    """Tables rotate them: of both dtypes with gaps between rows, positions of both widths, some that no table has."""
     rows = difficult(26, dtype)
     slots = torch.randperm(45)[: len(rows)].cuda()
     angles = torch.randn(40, 32) * 100

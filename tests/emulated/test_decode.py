@@ -257,7 +257,7 @@ def test_context_parallel_ranks_merge_to_the_whole(gpu, world, interleave):
 
 
 def plan_for(monkeypatch, sm_count):
-    """As if the GPU had so many SMs."""
+    """Plan for a GPU of so many SMs."""
     monkeypatch.setattr(
         "tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, sm_count, *shape)
     )

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.archs("sm_90a")
 
 @pytest.fixture(autouse=True)
 def few_parts(monkeypatch):
-    """As few as requests then have to share, in pairs."""
+    """Leave so few CTAs that requests have to share them, in pairs."""
     monkeypatch.setattr("tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 4, *shape))
 
 

@@ -42,7 +42,7 @@ def test_few_parts(gpu, monkeypatch, lengths):
 
 @pytest.mark.parametrize("heads", [16, 17])
 def test_columns_that_are_zero_or_next_to_nothing(gpu, heads):
-    """Of partial rows, which are kept in float16, not all columns have the same power of two then; with few rows, every
+    """Partial rows are kept in float16; not all of their columns have the same power of two then; with few rows, every
     128 columns have their own."""
     keys = torch.randn(450, 576, device="cuda")
     keys[:, 128:256], keys[:, 256:384] = 0.0, keys[:, 256:384] * 2.0**-30

@@ -84,7 +84,7 @@ def test_one_query_length_gives_the_bits_of_a_call_without_a_pack(gpu, heads, q_
 
 
 def test_the_same_tensors_with_other_lengths(gpu):
-    """As a CUDA graph is replayed: the host knows 4 requests of up to 17 query tokens, 30 in all, and no more."""
+    """A CUDA graph is replayed so: the host knows 4 requests of up to 17 query tokens, 30 in all, and no more."""
     problem = make_problem([300, 65, 0, 40], [1, 17, 2, 9], 16)
     given = problem.arguments(max_q_len=17, max_seq_len=512)
     others = ([1] * 4, [250, 3, 0, 40]), ([0, 0, 17, 0], [9] * 4), ([4] * 4, problem.seq_lens)

@@ -53,7 +53,7 @@ MIXED = {
     "descending": ([300, 40, 500, 90, 700], [0, 9, 3, 12, 60, 20], 16, Sight(), 12),
     "hundreds, descending": ([100] * 150, [(i * 7) % 301 - 40 for i in range(151)], 16, Sight(), 33),
 }
-"""The same with query lengths of a pack; or with cumulative ones as they are, where these are one more."""
+"""Problems with query lengths of a pack; or with cumulative ones as they are, where these are one more."""
 MOST_IN_DISORDER = 7
 DEALS = {"fine": DEAL, "coarse": COARSE, "drawing": DRAWING, "in step": IN_STEP, "single": SINGLE}
 ROOMS = [*itertools.product(("fine", "in step"), (1000, 7, 0)), ("coarse", 7), ("drawing", 1000), ("single", 1000)]

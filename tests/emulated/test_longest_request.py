@@ -14,7 +14,7 @@ pytestmark = [
 ]  # fmt: skip
 PAGE = 128
 MOST_KEYS = 2**31 - 256
-"""Of a request: the last tile must end where 32 bits do. Keys from this one on are left out."""
+"""Most keys of a request: the last tile must end where 32 bits do. Keys from this one on are left out."""
 WINDOW = 300
 
 

@@ -25,12 +25,12 @@ are kept as they are, of columns up to 1 and of those up to 2^8."""
 EVEN_AND_ODD, HALVES, ALONE = ((0, 2), (1, 3)), ((0, 1), (2, 3)), ((0,), (1,), (2,), (3,))
 """Blocks of 128 columns that share a power of two."""
 ROUNDED = 1.01 * 2.0**-8
-"""Of an output, what rounding it to bf16 and a partial result to as many bits may make, half each."""
+"""A share of an output: what rounding it to bf16 and a partial result to as many bits may make, half each."""
 FULL, LOST = 2.0**-14, 2.0**-22
-"""Of the largest output of those that share a power: the least that is kept as well as that, and how much a smaller one
-may be off. (In a partial result it is half of that: another part of the keys may have larger ones.)"""
+"""Shares of the largest output of those that share a power: the least that is kept as well as that, and how much a
+smaller one may be off. (In a partial result it is half of that: another part of the keys may have larger ones.)"""
 LEAST_E4M3, LOST_E4M3 = 2.0**-22, 2.0**-31
-"""The same where the cache is in e4m3, which is kept in fixed point: of outputs in the units of the cache."""
+"""These shares where the cache is in e4m3, which is kept in fixed point: of outputs in the units of the cache."""
 
 
 def numbers(span: int, apart: int, scale: int) -> torch.Tensor:

@@ -103,7 +103,7 @@ def dealer(request):
 
 
 def dealt(deal, geometry: PrefillGeometry, rows: int, keys: int, sequences: int, heads: int, processors: int):
-    """Of each CTA that is launched, the numbers of its tiles."""
+    """The numbers of the tiles of each CTA that is launched."""
     found = torch.full((1 + geometry.tasks, heads * tile_bound(rows, sequences, geometry.tile_q)), -1, device="cuda",
                        dtype=torch.int32)  # fmt: skip
     deal(found, rows, keys, sequences, heads, processors)

@@ -61,7 +61,8 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def rounded_twice(problem: Problem, causal: bool, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """As `judge`, whose bound is for one rounding: outputs below 8 lose up to a step more."""
+    """Judge a result that is rounded twice; the bound of `judge` is for one rounding: outputs below 8 lose up to a step
+    more."""
     judge(problem, causal, out, lse)
 
 

@@ -64,7 +64,8 @@ def test_with_pdl(gpu, dtype):
 
 @OF_BOTH
 def test_tiles_that_no_row_of_a_warpgroup_sees_are_passed_over(gpu, dtype):
-    """Of 128 rows the first 64 do not see the second tile. Its values are NaN: multiplied by zeros, they would show."""
+    """There are 128 rows, and the first 64 do not see the second tile. Its values are NaN: multiplied by zeros, they
+    would show."""
     problem = wide([128], [128], 1, 1, dtype)
     problem.value[80 if dtype is torch.bfloat16 else 96 :] = math.nan
     out, lse = tsmla.tsmla_prefill(
@@ -97,7 +98,7 @@ def test_references_that_lag(gpu, dtype, growth):
 @KINDS
 @pytest.mark.parametrize("exponent", [48, 60], ids=str)
 def test_products_far_below_zero(gpu, exponent, causal):
-    """Of a row's keys, all of them; causal rows do not see the tiles that they visit first."""
+    """All keys of a row have such products; causal rows do not see the tiles that they visit first."""
     problem = wide([130, 1], [130, 1], 1, 1, torch.bfloat16)
     problem.query[..., 0], problem.query[..., 1:] = 2.0**exponent, 0.0
     problem.key[..., 0] = -(2.0**exponent) * (1 + torch.arange(131).view(-1, 1) % 8 / 128).to(torch.bfloat16)

@@ -31,7 +31,7 @@ def differences(results: tuple[torch.Tensor, ...], rows: torch.Tensor, rounded: 
 
 
 def poisoned(*outer: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Of each result, memory and the tensor in it: rows lie apart, and nobody wrote anything."""
+    """Make, for each result, memory and the tensor in it: rows lie apart, and nobody wrote anything."""
     found = {}
     for name, (width, dtype) in WIDTHS.items():
         memory = torch.full((*outer, width * dtype.itemsize + 16), POISON, dtype=torch.uint8, device="cuda")

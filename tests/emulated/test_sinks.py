@@ -47,7 +47,7 @@ def run_prefill(problem: prefill.Problem, causal: bool) -> tuple[torch.Tensor, t
 
 
 def check_both(gpu, problem, run, judge) -> None:
-    """The same problem without sinks, with sinks, and with sinks that the LSE counts."""
+    """Check one problem without sinks, with sinks, and with sinks that the LSE counts."""
     heads = problem.query.shape[-2]
     with unwatched(gpu):
         plain = run(problem)

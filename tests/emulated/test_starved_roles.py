@@ -42,7 +42,7 @@ def groups_of(variant: PrefillVariant) -> list[tuple[int, ...]]:
 
 
 COMPLETION = {True: "late", False: "eager"}
-"""Of causal kernels and full ones, which have the same roles and edges."""
+"""When work completes in causal kernels and in full ones, which have the same roles and edges."""
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ VALUES = ("any bits", "spread", "one outlier", "tiny", "zeros")
 TURNS = ("", "neighbours", "halves")
 """Not at all, or in which pairs."""
 POSITIONS = 11
-"""Of a table of cosines and sines."""
+"""Positions that a table of cosines and sines has."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -34,7 +34,8 @@ QUERIES: dict[str, tuple[tuple[tuple[int, ...], int], ...]] = {
     "pieces, both with gaps": (((0, 1, 2), 16), ((0, 1, 2), 48)),
     "pieces in other orders": (((1, 0, 2), 0), ((2, 1, 0), 16)),
 }
-"""Of the query's tensors, (batch, token and head from the outermost to the innermost, elements between rows)."""
+"""Strides of the query's tensors, as (batch, token and head from the outermost to the innermost, elements between
+rows)."""
 LSES: dict[str, tuple[tuple[int, ...], int]] = {
     "contiguous": ((0, 1, 2), 0),
     "heads first": ((2, 0, 1), 0),

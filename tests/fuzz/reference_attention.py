@@ -16,11 +16,11 @@ import torch
 _SCORES = 2.0**-22
 """What a score may be off, relative to the sum of its products' magnitudes: float32, added in any order."""
 _SCORES_8_BITS_ON_HOPPER = 2.0**-11
-"""The same where tensor cores keep 13 bits behind the leading one of the largest addend, in each of four steps (128
+"""That loss where tensor cores keep 13 bits behind the leading one of the largest addend, in each of four steps (128
 dims) to 18 (576), whose losses need not cancel (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). Of 6,000 random calls on
 an H200, one lost 1.4 x 2**-12."""
 _SCORES_OF_ONE_SIGN_ON_HOPPER = {16: 2.0**-17, 8: 2.0**-7}
-"""The same, for inputs of so many bits, where all products have one sign: tensor cores cut off what they do not keep,
+"""That loss, for inputs of so many bits, where all products have one sign: tensor cores cut off what they do not keep,
 always toward 0 (Fasi et al., Numerical behavior of NVIDIA tensor cores, PeerJ CS 2021), so that the losses of all steps
 add up. With 8 bits, cutting all addends of a step of 32 dims to 13 bits behind the largest loses 6e-4 of 128 dims and
 7e-3 of 576; an H100 lost 6e-4 of 128, an H200 6e-3 of 576. With 16 bits, tensor cores keep two bits behind float32's,
@@ -54,7 +54,7 @@ class Precision:
 def precision(
     dtype: torch.dtype, out_dtype: torch.dtype, on_hopper: bool, one_sign: bool = False, kept_in_16_bits: bool = False
 ) -> Precision:
-    """Of kernels for inputs of `dtype`. on_hopper: on a real GPU of that kind. one_sign: of all products.
+    """The precision of kernels for inputs of `dtype`. on_hopper: on a real GPU of that kind. one_sign: of all products.
     kept_in_16_bits: partial results are, where keys are split."""
     kept = _KEPT_IN_16_BITS if kept_in_16_bits else 0.0
     lost = _SCORES

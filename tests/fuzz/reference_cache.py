@@ -31,7 +31,7 @@ def codes(numbers: np.ndarray) -> np.ndarray:
 
 
 def scale_of(block: np.ndarray, whole_row: bool, rounded: bool) -> np.float32:
-    """Of the numbers that one scale is for."""
+    """The scale of the numbers that share it."""
     known = [abs(float(x)) for x in block if not math.isnan(x)]
     largest = np.float32(max(known, default=0.0))
     if whole_row and largest == 0:

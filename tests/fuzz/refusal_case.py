@@ -48,7 +48,7 @@ class Refusal(Plain):
 
     @property
     def family(self) -> str:
-        """Of the operator."""
+        """The operator's family."""
         return self.variant("sm_90a").family
 
 

@@ -48,8 +48,8 @@ def name_of(row: RowFormat) -> str | None:
 
 @st.composite
 def scalings(draw: Any, row: RowFormat, hostile: bool = True) -> Scaling:
-    """Of a cache of these rows; hostile: some keys' scales are 0 or, where that is not a factor like any other, no
-    positive number."""
+    """Factors that become scales of a cache's rows; hostile: some keys' scales are 0 or, where that is not a factor
+    like any other, no positive number."""
     if row.scales is None:
         return Scaling()
     factors = draw(st.sampled_from(FACTORS))
@@ -110,6 +110,6 @@ def replace_scale(format: str, rows: dict[str, torch.Tensor], place: tuple[int, 
 
 
 def bytes_of(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same as bytes [..., bytes of a row]."""
+    """A tensor as bytes [..., bytes of a row]."""
     whole = {name: x[..., None] if name == "scale_cache" else x for name, x in rows.items()}
     return {name: x.contiguous().view(torch.uint8) for name, x in whole.items()}

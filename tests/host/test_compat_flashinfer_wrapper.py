@@ -282,7 +282,7 @@ def test_graphs_keep_tables_and_lengths_where_they_are(recorder):
 
 
 def test_graphs_deal_out_query_tokens_anew(recorder):
-    """As many in all as in the first plan, and up to all of them in one request."""
+    """They are as many in all as in the first plan, and up to all of them in one request."""
     planned = wrapper(use_cuda_graph=True, kv_indices=torch.zeros(30, dtype=torch.int32))
     places = set()
     for q_lens in ((1, 3, 2), (0, 6, 0), (2, 2, 2), (4, 1, 1)):

@@ -24,7 +24,7 @@ NAMES = [f"{record['function']}-{record['version']}" for record in RECORDED]
 
 
 def parameters(record: dict[str, Any]) -> list[inspect.Parameter]:
-    """Of the face's function, without self."""
+    """The parameters of the face's function, without self."""
     found: Any = importlib.import_module(f"tsmla.compat.{record['face']}")
     for name in record["function"].split("."):
         found = getattr(found, name)

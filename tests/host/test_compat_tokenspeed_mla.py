@@ -96,7 +96,7 @@ def test_visible_lengths_take_the_place_of_the_causal_bound(recorder, lens, caus
 
 
 def test_the_fourteenth_argument_may_be_enable_pdl(recorder):
-    """As in 0.1.3."""
+    """Release 0.1.3 has it there."""
     arguments = [*decode_inputs().values(), 1.0, None, True, True]
     for pdl in (False, True):
         _, got, _ = launched(recorder, lambda pdl=pdl: tokenspeed_mla_decode(*arguments, pdl))

@@ -27,7 +27,7 @@ KINDS = {"pair": DecodeGeometry.pair, "few": DecodeGeometry.few}
 
 
 def _piece_bytes(variant):
-    """Of a key as products read it."""
+    """Bytes of a key's pieces as products read it."""
     return 1152 if _converts(variant) else sum(piece.bytes for piece in variant.row.pieces)
 
 

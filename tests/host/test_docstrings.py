@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-ROOTS = ("python", "kernels", "build_aot", "emulator/tsmla_emulator", "benchmarks", "wheels", "docs", "examples")
+ROOTS = ("python", "kernels", "build_aot", "emulator", "benchmarks", "wheels", "docs", "examples", "tests")
 OPENING = re.compile(r"(Of|As|By|So|The same)\b")
 
 

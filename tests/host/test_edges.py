@@ -31,7 +31,8 @@ ATTEND = Role("attend", tuple(range(4, 12)), 232)
 
 
 def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
-    """Of each edge, how many arrivals fill a stage and how many empty it, as counted by hand. (Of a warpgroup: 4.)"""
+    """Count, for each edge, how many arrivals fill a stage and how many empty it, as counted by hand. (Of a warpgroup:
+    4.)"""
     small = variant.dtype.bits == 8
     if kernel == "sm90/prefill":
         attend = 12 if small and variant.d_v == 128 else 8
@@ -173,7 +174,7 @@ def test_roles_are_functions_that_the_kernel_calls(variant, kernel, schedule):
 
 @pytest.mark.parametrize(("variant", "kernel", "schedule"), SCHEDULES)
 def test_who_fills_an_edge_again_knows_that_it_is_empty(variant, kernel, schedule):
-    """Of an edge that is filled again and that NOBODY empties, a role that fills it waits for something that its
+    """Where an edge is filled again and NOBODY empties it, a role that fills it waits for something that its
     readers do: there is a way back over other edges."""
     after: dict[str, set[str]] = {}
     for edge in schedule.edges:

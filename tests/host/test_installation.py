@@ -75,7 +75,7 @@ def without_site(script: str, *path: str | Path) -> str:
 
 
 def test_a_compiler_in_no_site_directory() -> None:
-    """As `pip install --target DIR` leaves it."""
+    """`pip install --target DIR` leaves it so."""
     (root,) = toolchain.dsl_roots()
     (place,) = (root / name for name in os.listdir(root) if (root / name / "cutlass").is_dir())
     others = [path for path in sys.path if path and Path(path).resolve() != place.resolve()]

@@ -89,7 +89,7 @@ def test_on_request_there_is_what_blackwell_has() -> None:
      ((12, 13), 12, False), ((), 13, True)],
 )  # fmt: skip
 def test_what_the_compiler_takes(cuda, compilers: tuple[int, ...], driver: int | None, compiles: bool) -> None:
-    """As CuTe DSL picks its compiler. Where there is none, importing it says so."""
+    """The package picks its compiler as CuTe DSL does. Where there is none, importing it says so."""
     cuda(*compilers, driver=driver)
     reason = toolchain.why_not_compiled(Arch.SM107A)
     assert (reason is None) == compiles

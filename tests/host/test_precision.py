@@ -1,5 +1,5 @@
-"""As what probabilities enter value products, and partial results are kept: what each kernel stores and multiplies is
-what `Probabilities` say, and the types hold what they must."""
+"""What probabilities enter value products as, and partial results are kept as: what each kernel stores and multiplies
+is what `Probabilities` say, and the types hold what they must."""
 
 from __future__ import annotations
 

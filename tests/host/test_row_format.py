@@ -60,7 +60,7 @@ def test_one_scale_per_key_in_the_row() -> None:
 
 
 def test_random_rows_have_one_text_each_and_come_back_from_json() -> None:
-    """Of names and sizes that are easily taken for each other's ends."""
+    """Names and sizes are such that are easily taken for each other's ends."""
     chance = random.Random(0)
     texts: dict[str, RowFormat] = {}
     for _ in range(4000):

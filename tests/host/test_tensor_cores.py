@@ -70,7 +70,7 @@ def test_all_rows_of_many_keys_lose_the_same(on_hopper, dtype):
 
 
 def test_a_missing_key_is_more_than_a_loss(on_hopper):
-    """Of the row with the least change, on average: one of 300 keys of random weight."""
+    """What the row with the least change loses, on average: one of 300 keys of random weight."""
     torch.manual_seed(0)
     problem = problem_of([5], [300], torch.float8_e5m2)
     _, exact = attend(problem, False, torch.float64)

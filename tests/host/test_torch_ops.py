@@ -342,7 +342,8 @@ WRONG = {
 
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
 def test_wrong_arguments_are_named(stand_ins, change, message) -> None:
-    """By the operator when it runs; what is refused while tracing comes in torch's own exceptions, which quote ours."""
+    """The operator names them when it runs; what is refused while tracing comes in torch's own exceptions, which quote
+    ours."""
     call = {**required(PREFILL), **rest_of(PREFILL, {}), **change}
     with pytest.raises(Exception, match=f"tsmla_prefill: {message}"):
         compile(lambda call: tsmla.tsmla_prefill(**call))(call)

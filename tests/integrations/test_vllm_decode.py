@@ -47,7 +47,7 @@ def batch(decode: TsmlaDecodeMetadata, longest: int, causal: bool = True) -> Tsm
 
 
 def expected(q, keys, q_len, *, scale=SCALE, out_scale=1.0, causal=True, window=None) -> torch.Tensor:
-    """Of every token in turn: q [tokens, heads, 576], keys of each request with its query tokens' own."""
+    """Attention of every token in turn: q [tokens, heads, 576], keys of each request with its query tokens' own."""
     outs = []
     for t, query in enumerate(q.double()):
         own = keys[t // q_len].double()
@@ -78,7 +78,7 @@ def test_a_query_in_two_parts(kernels, make_impl, q_len, causal):
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=20)
 @given(q_lens=st.lists(st.integers(0, 5), min_size=1, max_size=4), joined=st.booleans())
 def test_requests_of_other_query_lengths(kernels, make_impl, q_lens, joined):
-    """As the builder describes them and the layer decodes them; all alike are a rectangle."""
+    """Requests go as the builder describes them, and the layer decodes them; all alike are a rectangle."""
     keys = [torch.randn(n + q, 576).to(BF16) for n, q in zip((5, 40, 16, 1), q_lens, strict=False)]
     cache, table, lengths = cached(keys)
     tokens, starts = sum(q_lens), torch.tensor([0, *q_lens]).cumsum(0).int()

@@ -110,7 +110,7 @@ def test_tokens_that_the_gpu_leaves_out(backend, nan_in_new_memory, config, new,
 
 @pytest.mark.parametrize("style", ["old", "new_style"])
 def test_chunks_are_merged_into_tokens_that_the_gpu_leaves_out(backend, make_impl, config, style):
-    """As nothing, which they are without a request."""
+    """Tokens without a request are merged as nothing."""
     config.speculative_config = types.SimpleNamespace(enable_adaptive_verification=True, num_speculative_tokens=3)
     problem = Problem([21, 0, 9, 40], [3, 4, 1, 7])
     context = getattr(problem, style)(12)
