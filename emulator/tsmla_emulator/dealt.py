@@ -17,7 +17,7 @@ import tsmla_kernels
 from tsmla.identity.arch import Deal
 from tsmla.identity.plan import RECORD_BYTES
 
-SOURCES = ("division", "seqlen", "visible", "decode_line", "decode_work", "partials")
+SOURCES = ("division", "seqlen", "keys.visible", "decode_line", "decode_work", "partials")
 """Files of `tsmla_kernels/parts`, each before those that import it."""
 
 _UNWRITTEN = -1
@@ -116,13 +116,14 @@ def _parts() -> SimpleNamespace:
 
     def importer(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         if level:
-            return getattr(loaded, name, SimpleNamespace(aligned=None, PartialRows=None))
+            return getattr(loaded, name.rpartition(".")[2], SimpleNamespace(aligned=None, PartialRows=None))
         return language if name.split(".")[0] == "cutlass" else __import__(name, globals, locals, fromlist, level)
 
     here = Path(tsmla_kernels.__file__).parent / "parts"
     for name in SOURCES:
         names: dict[str, Any] = {"__builtins__": {**vars(builtins), "__import__": importer}, "__name__": name}
-        exec(compile((here / f"{name}.py").read_text("utf-8"), str(here / f"{name}.py"), "exec"), names)
+        file = here / f"{name.replace('.', '/')}.py"
+        exec(compile(file.read_text("utf-8"), str(file), "exec"), names)
         if name == "decode_line":
             # A lane looks at as many requests as ever, and is the whole warp; it keeps all numbers of its work.
             names["WARP_REQUESTS"] = names["LANE_REQUESTS"]
@@ -130,7 +131,7 @@ def _parts() -> SimpleNamespace:
             names["Work"].own = property(lambda work: work)
         if name == "partials":
             names["_write"] = _write
-        setattr(loaded, name, SimpleNamespace(**names))
+        setattr(loaded, name.rpartition(".")[2], SimpleNamespace(**names))
     return loaded
 
 
