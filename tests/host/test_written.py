@@ -99,3 +99,11 @@ def test_tracebacks_and_signatures_are_of_the_source(launches: list[dict[str, An
     shown = next(entry for entry in raised.traceback if entry.name == "pack_with_more")
     assert first <= shown.lineno + 1 < first + len(lines)
     assert list(inspect.signature(pack_with_more).parameters)[-1] == "bias_scale"
+
+
+def test_a_missing_source_is_named() -> None:
+    """Packages of compiled files alone cannot be imported, and say why."""
+    names: dict[str, Any] = {"written": written, "PACK": PACK}
+    text = "@written.from_table(PACK)\ndef packs(k_nope, k_pe, v, k_scale_inv, v_scale_inv, k_out, v_out): pass"
+    with pytest.raises(ImportError, match=r"^nowhere\.py is missing: .* source"):
+        exec(compile(text, "nowhere.py", "exec"), names)

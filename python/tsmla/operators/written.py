@@ -264,7 +264,10 @@ def _rewritten(
             return whole(node) or self.generic_visit(node)
 
     code = function.__code__
-    module = ast.parse("".join(linecache.getlines(code.co_filename, function.__globals__)))
+    lines = linecache.getlines(code.co_filename, function.__globals__)
+    if not lines:
+        raise ImportError(f"{code.co_filename} is missing: tsmla reads its operators' source when it is imported")
+    module = ast.parse("".join(lines))
     module.body = [x for x in module.body if isinstance(x, ast.FunctionDef) and x.name == function.__name__]
     (found,) = module.body
     assert isinstance(found, ast.FunctionDef)
