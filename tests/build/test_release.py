@@ -294,7 +294,7 @@ def test_bytes_outside_of_the_files_are_found(wheel, tmp_path, change):
         ("tsmla/loading/loader.py,,\n", "tsmla/loading/loader.py does not have the hash"),
         ("tsmla/loading/loader.py,sha256=AAAA,1\n", "tsmla/loading/loader.py does not have the hash"),
         ("", "tsmla/loading/loader.py is not in RECORD"),
-        ("tsmla/loading/loader.py,,\ntsmla/loader.py,,\n", "RECORD names a file more than once"),
+        ("tsmla/loading/loader.py,,\ntsmla/loading/loader.py,,\n", "RECORD names a file more than once"),
     ],
 )
 def test_record_that_hides_a_file_is_found(wheel, tmp_path, row, problem):

@@ -127,7 +127,7 @@ def test_parts_that_walk_keys_in_step(gpu, monkeypatch, case, dtype):
     dealt = deal_out(DEALS[Arch.SM90A], seq_lens, q_lens, 16, plan.parts, plan.slots)
     walks = [[(s.request, s.row_tile, s.first_tile) for s in own] for own in dealt.segments]
     assert any(walk != sorted(walk) for walk in walks)
-    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 3, *shape))
+    monkeypatch.setattr("tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 3, *shape))
     check(make_problem(seq_lens, q_lens, 16, dtype))
 
 
