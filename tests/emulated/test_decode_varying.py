@@ -12,7 +12,7 @@ from decode_reference import Sight, attend, check, judge, make_problem, merged, 
 from emulated_archs import KERNELS, SMS
 from tsmla.identity.arch import Arch
 from tsmla.identity.plan import DEALS, plan_decode
-from tsmla.workspace import decode_workspace_size
+from tsmla.operators.workspace import decode_workspace_size
 from tsmla_emulator.dealt import deal_out
 from unwatched import unwatched
 

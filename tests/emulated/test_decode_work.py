@@ -11,7 +11,7 @@ from decode_deal import WORDS, check_segments, check_slots
 from decode_part_kernels import FIELDS, compiled_lister
 from decode_reference import Sight
 from tsmla.identity.arch import Deal
-from tsmla_emulator.run import dealt
+from tsmla_emulator import dealt
 
 DEAL = Deal(row_tile=64, tile_kv=64, overhead=5, least=4, split=6)
 COARSE = Deal(row_tile=128, tile_kv=128, overhead=2, least=1, split=0)

@@ -288,7 +288,7 @@ def test_the_command_runs_a_child(capsys, monkeypatch):
     ids=["prefill", "a merged prefill", "decode"],
 )  # fmt: skip
 def test_sinks_that_are_forgotten_are_reported(compiled_kernels, monkeypatch, tests, variant, case):
-    name = f"tsmla_{tests.__name__.rpartition('_')[2]}"
+    name = f"tsmla_{tests.__name__.rpartition('.')[2]}"
     operator = getattr(tests, name)
     with emulation(ARCH, compiled=compiled_kernels):
         for forgotten in ((), ("sinks",), *[("lse_includes_sink",)] * case.lse_includes_sink):
