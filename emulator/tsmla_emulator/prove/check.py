@@ -368,12 +368,18 @@ def _decode(
     return f"{how}: {measured}", error and f"{how}: {error}"
 
 
-def prefill_kernels(variant: PrefillVariant) -> int:
-    """Return how many GPU kernels a variant chooses from."""
+def has_kernel_of_long_sequences(variant: PrefillVariant) -> bool:
+    """Return whether sequences of more than LONG_KEYS keys, on average, have a kernel of their own, whose CTAs take one
+    query tile each."""
     # Here: the kernels' sizes, which other operators are checked without.
     from tsmla_kernels.sm90.prefill.policy import policy_of
 
-    return 1 + (variant.arch is Arch.SM90A and policy_of(variant).alone_if_long)
+    return variant.arch is Arch.SM90A and policy_of(variant).alone_if_long
+
+
+def prefill_kernels(variant: PrefillVariant) -> int:
+    """Return how many GPU kernels a variant chooses from."""
+    return 1 + has_kernel_of_long_sequences(variant)
 
 
 def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool = False) -> tuple[str, str | None]:

@@ -17,6 +17,8 @@ from tsmla_kernels.sm90.prefill.geometry import (
 from tsmla_kernels.sm100.prefill.geometry import SECTION_HEADS
 from tsmla_kernels.sm100.prefill.geometry import PrefillGeometry as BlackwellGeometry
 
+from ..prove.check import has_kernel_of_long_sequences
+
 
 def hopper_geometry(variant: Any) -> PrefillGeometry | None:
     """Return the sizes of a Hopper prefill; None for other architectures'."""
@@ -27,13 +29,6 @@ def query_tiles_of(variant: Any) -> int:
     """Return the most query tiles that one CTA takes."""
     geometry = hopper_geometry(variant)
     return geometry.tasks if geometry else 1
-
-
-def has_kernel_of_long_sequences(variant: Any) -> bool:
-    """Whether sequences of more than LONG_KEYS keys, on average, have a kernel of their own, whose CTAs take one query
-    tile each."""
-    geometry = hopper_geometry(variant)
-    return geometry is not None and geometry.policy.alone_if_long
 
 
 def keys_of_tile(variant: Any) -> int:
