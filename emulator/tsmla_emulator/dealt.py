@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,7 +72,8 @@ def deal_out(
     """Deal a call whose requests have `q_lens` query tokens; or at most so many out of a pack of `tokens`, which
     `cum_seq_lens_q` divides."""
     if not isinstance(q_lens, int):
-        cum_seq_lens_q, tokens, q_lens = _ends(q_lens), sum(q_lens), max(1, *q_lens)
+        cum_seq_lens_q, tokens = [*itertools.accumulate(q_lens, initial=0)], sum(q_lens)
+        q_lens = max(1, *q_lens)
     parts = _parts()
     decode_work, partials = parts.decode_work, parts.partials
     given = SimpleNamespace(
@@ -100,13 +102,6 @@ def deal_out(
                 unit = decode_work.next_unit(deal, stretch, view, unit)
         segments.append(own)
     return Dealt(line, segments, list(records))
-
-
-def _ends(lengths: Sequence[int]) -> list[int]:
-    ends = [0]
-    for length in lengths:
-        ends.append(ends[-1] + length)
-    return ends
 
 
 @functools.cache
