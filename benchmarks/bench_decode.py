@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from tsmla import tsmla_decode
+from tsmla.problems.pages import page_tables
 
 from . import protocol, runner
 from .protocol import Candidate, Monitor
@@ -105,13 +106,8 @@ class Case:
             generator = torch.Generator().manual_seed(0)
             spread = torch.randn(requests, generator=generator) * keys / 2 + keys
             counts = spread.round().long().clamp_min(q_len)
-        pages = (counts + PAGE - 1) // PAGE
-        width = int(pages.max())
-        order = torch.randperm(int(pages.sum()), device="cuda", dtype=torch.int32)
-        tables = torch.zeros(requests, width, dtype=torch.int32, device="cuda")
-        for table, own in zip(tables, order.split(pages.tolist()), strict=True):
-            table[: len(own)] = own
-        cache = torch.empty(len(order), PAGE, LATENT + ROPE, dtype=dtype, device="cuda")
+        tables, pages = page_tables(counts.tolist(), PAGE, unused=0)
+        cache = torch.empty(pages, PAGE, LATENT + ROPE, dtype=dtype, device="cuda")
         for piece in cache.split(4096):
             piece.copy_(torch.randn(piece.shape, device="cuda", dtype=torch.bfloat16))
         own, ends = [q_len] * requests, None
@@ -125,7 +121,7 @@ class Case:
         attended = sum(q * n - q * (q - 1) // 2 for q, n in zip(own, counts.tolist(), strict=True))
         seq_lens = counts.to(device="cuda", dtype=torch.int32)
         return cls(
-            requests, q_len, keys, heads, lengths, query, cache, tables, seq_lens, int(counts.max()),
+            requests, q_len, keys, heads, lengths, query, cache, tables.to("cuda"), seq_lens, int(counts.max()),
             (LATENT + ROPE) ** -0.5, attended, ends,
         )  # fmt: skip
 
@@ -155,19 +151,32 @@ class Case:
         return torch.empty(*self.first_piece.shape[:-1], LATENT, device="cuda", dtype=dtype)
 
     def ours(self, **options: Any) -> Callable[[], torch.Tensor]:
-        """Return a launch of tsmla into one output tensor, which it returns, with the callers' workspace. options: of
-        tsmla_decode."""
+        """Return a launch of tsmla into one output tensor, which it returns, with the callers' workspace.
+
+        options: arguments of tsmla_decode, also in place of the case's own.
+        """
         processors = torch.cuda.get_device_properties(self.kv_cache.device).multi_processor_count
         size = processors * self.heads * max(8, self.q_len) * (LATENT + 1) * 4
         workspace = torch.empty(size, dtype=torch.int8, device="cuda")
         out = self.output()
+        arguments = {
+            "query": self.query,
+            "kv_cache": self.kv_cache,
+            "workspace_buffer": workspace,
+            "kv_lora_rank": LATENT,
+            "qk_rope_head_dim": ROPE,
+            "block_tables": self.block_tables,
+            "seq_lens": self.seq_lens,
+            "max_seq_len": self.max_seq_len,
+            "softmax_scale": self.scale,
+            "out": out,
+            "cum_seq_lens_q": self.cum_seq_lens_q,
+            "max_q_len": None if self.cum_seq_lens_q is None else self.q_len,
+            **options,
+        }
 
         def launch() -> torch.Tensor:
-            tsmla_decode(
-                self.query, self.kv_cache, workspace, LATENT, ROPE, self.block_tables, self.seq_lens,
-                self.max_seq_len, self.scale, out=out, cum_seq_lens_q=self.cum_seq_lens_q,
-                max_q_len=None if self.cum_seq_lens_q is None else self.q_len, **options,
-            )  # fmt: skip
+            tsmla_decode(**arguments)
             return out
 
         return launch

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tsmla import mla_write_cache, tsmla_decode
+from tsmla import mla_write_cache
 from tsmla.identity.row_format import ROWS
 
 from . import protocol, runner
@@ -57,19 +57,7 @@ def scaled(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 def snapmla(case: Case) -> Callable[[], torch.Tensor]:
     """Return a launch over the case's keys as SnapMLA's rows."""
-    cache, query, out = scaled(case.kv_cache), scaled(case.whole_query), case.output()
-    processors = torch.cuda.get_device_properties(case.kv_cache.device).multi_processor_count
-    size = processors * case.heads * max(8, case.q_len) * (LATENT + 1) * 4
-    workspace = torch.empty(size, dtype=torch.int8, device="cuda")
-
-    def launch() -> torch.Tensor:
-        tsmla_decode(
-            query, cache, workspace, LATENT, ROPE, case.block_tables, case.seq_lens, case.max_seq_len, case.scale,
-            out=out,
-        )  # fmt: skip
-        return out
-
-    return launch
+    return case.ours(query=scaled(case.whole_query), kv_cache=scaled(case.kv_cache))
 
 
 def e4m3(case: Case) -> Callable[[], torch.Tensor]:

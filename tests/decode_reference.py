@@ -11,10 +11,9 @@ from typing import Any
 import torch
 import tsmla
 from tensor_cores import lse_loss, truncate, truncated_products
+from tsmla.problems.pages import page_tables, put_keys
 
 LATENT, ROPE = 512, 64
-UNUSED_ENTRY = 2147480000
-"""What page tables hold beyond a request's keys: no page at all."""
 WEIGHT_SCALE = 256.0
 """With 8-bit inputs, weights of at most 1 are stored as e4m3 times this, so that the small ones are not lost."""
 
@@ -166,19 +165,11 @@ def make_problem(
 
     if rows is None:
         rows = [random(length, LATENT + ROPE) for length in seq_lens]
-    needed = [-(-length // page_size) for length in seq_lens]
-    spare = 3
-    order = torch.randperm(sum(needed) + spare).tolist()
+    tables, pages = page_tables(seq_lens, page_size, spare_pages=3, spare_columns=extra_columns)
     # Pages lie a row apart, as slices of a larger cache would.
-    pool = torch.full((len(order), page_size + 1, LATENT + ROPE), math.nan, device="cuda").to(dtype)
+    pool = torch.full((pages, page_size + 1, LATENT + ROPE), math.nan, device="cuda").to(dtype)
     cache = pool[:, :page_size]
-    tables = torch.full((len(seq_lens), max(needed) + extra_columns), UNUSED_ENTRY, dtype=torch.int32)
-    for request, (own, count) in enumerate(zip(rows, needed, strict=True)):
-        for page in range(count):
-            number = order.pop()
-            tables[request, page] = number
-            piece = own[page * page_size : (page + 1) * page_size]
-            cache[number, : len(piece)] = piece
+    put_keys(cache, tables, rows)
     if isinstance(q_len, int):
         query = random(len(seq_lens), q_len, heads, LATENT + ROPE)
     else:

@@ -13,6 +13,7 @@ import torch
 from cache_rows import E4M3, restored, stored
 from decode_reference import LATENT, ROPE, WEIGHT_SCALE, Problem, make_problem, run, with_sinks
 from tensor_cores import truncated_products
+from tsmla.problems.pages import put_keys
 
 WHOLE, WHOLE_BYTES = "fp8_ds_mla", 656
 """Rows with scales that lie in one tensor."""
@@ -107,12 +108,8 @@ def make_scaled(
     else:
         rope = torch.full((pages, page_size, ROPE + 8), math.nan, device="cuda").bfloat16()[..., :ROPE]
     scales = torch.full((pages, 3 * page_size + 1), math.nan, device="cuda")[:, 1::3]
-    for request, own in enumerate(kept):
-        for page, first in enumerate(range(0, len(own.scales), page_size)):
-            number, piece = int(problem.block_tables[request, page]), own[first : first + page_size]
-            count = len(piece.scales)
-            latent[number, :count], rope[number, :count] = piece.latent, piece.rope
-            scales[number, :count] = piece.scales
+    for name, tensor in (("latent", latent), ("rope", rope), ("scales", scales)):
+        put_keys(tensor, problem.block_tables, [getattr(own, name) for own in kept])
     return Scaled(problem, queries, kept, (latent, rope, scales))
 
 
@@ -144,17 +141,14 @@ def make_whole(
     problem = make_problem(seq_lens, q_len, heads, page_size=page_size, **fields)
     plain = problem.kv_cache
     pool = torch.full((len(plain), page_size + 1, WHOLE_BYTES), 0xFF, dtype=torch.uint8, device="cuda")
-    cache = pool[:, :page_size]
+    problem.kv_cache = pool[:, :page_size]
     for request, numbers in enumerate(problem.rows if keys is None else keys):
-        numbers = numbers.bfloat16()
         if not len(numbers):
             continue
+        numbers = numbers.bfloat16()
         bytes = stored(numbers[:, :LATENT], numbers[:, LATENT:], WHOLE, power_of_two=power_of_two)
         problem.rows[request] = restored(bytes, WHOLE, torch.bfloat16 if rounded else torch.float32)
-        for page, first in enumerate(range(0, len(numbers), page_size)):
-            piece = bytes["cache"][first : first + page_size]
-            cache[int(problem.block_tables[request, page]), : len(piece)] = piece
-    problem.kv_cache = cache
+        put_keys(problem.kv_cache, problem.block_tables[request : request + 1], [bytes["cache"]])
     return problem
 
 
@@ -162,10 +156,7 @@ def as_plain(problem: Problem) -> torch.Tensor:
     """The bf16 cache that holds a problem's rows in the same pages."""
     pages, page_size = problem.kv_cache.shape[:2]
     cache = torch.full((pages, page_size, LATENT + ROPE), math.nan, device="cuda").bfloat16()
-    for request, rows in enumerate(problem.rows):
-        for page, first in enumerate(range(0, len(rows), page_size)):
-            piece = rows[first : first + page_size]
-            cache[int(problem.block_tables[request, page]), : len(piece)] = piece
+    put_keys(cache, problem.block_tables, problem.rows)
     return cache
 
 

@@ -7,6 +7,7 @@ import types
 
 import torch
 from stand_in_kernels import rows
+from tsmla.problems.pages import page_tables, put_keys
 
 HEADS, SCALE = 2, 0.07
 BF16 = torch.bfloat16
@@ -48,16 +49,9 @@ class Problem:
         for n in new:
             self.starts.append(self.starts[-1] + n)
         self.q = torch.randn(self.starts[-1], HEADS, 192).to(BF16)
-        pages = [-(-c // page) for c in contexts]
-        self.cache = torch.full((sum(pages) + 1, page, 576), math.nan, dtype=BF16)
-        self.table = torch.zeros(len(new), max(pages) + 1, dtype=torch.int32)
-        free = torch.randperm(sum(pages) + 1).tolist()
-        for request, context in enumerate(contexts):
-            for position in range(context):
-                if position % page == 0:
-                    self.table[request, position // page] = free.pop()
-                place = int(self.table[request, position // page])
-                self.cache[place, position % page] = self.keys[request][position]
+        self.table, pages = page_tables(contexts, page, spare_pages=1, spare_columns=1, unused=0)
+        self.cache = torch.full((pages, page, 576), math.nan, dtype=BF16)
+        put_keys(self.cache, self.table, [own[:context] for own, context in zip(self.keys, contexts, strict=True)])
 
     def expanded(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         kv = (rows[:, :512] @ self.weight.T).view(-1, HEADS, 256)

@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from decode_reference import UNUSED_ENTRY, judge, make_problem, run
+from decode_reference import judge, make_problem, run
 from emulated_archs import KERNELS, SMS
+from tsmla.problems.pages import NO_PAGE
 
 pytestmark = [
     pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS), pytest.mark.usefixtures("values_only"),
@@ -27,7 +28,7 @@ def test_keys_beyond_the_most_of_a_request_are_left_out(gpu, length):
     cache = torch.full((5, PAGE, 576), math.nan, dtype=torch.bfloat16, device="cuda")
     first_page, place = divmod(first, PAGE)
     cache.view(-1, 576)[place : place + shown] = problem.rows[0]
-    table = torch.full((1, 2**31 // PAGE), UNUSED_ENTRY, dtype=torch.int32)
+    table = torch.full((1, 2**31 // PAGE), NO_PAGE, dtype=torch.int32)
     pages = table.shape[1] - first_page
     table[0, first_page:] = torch.arange(pages)
     assert pages <= len(cache)

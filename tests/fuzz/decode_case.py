@@ -14,6 +14,7 @@ from tsmla.identity.row_format import ROWS
 from tsmla.identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.operators.checks import TORCH_DTYPE_OF
+from tsmla.problems.pages import NO_PAGE
 
 from .drawing import EXTREME_VALUES, FEWEST, INT32, SIZES, heads_sinks, magnitude_for, scales, schedules
 from .manner import Manner, manners
@@ -43,8 +44,6 @@ LSES: dict[str, tuple[tuple[int, ...], int]] = {
     "tokens first, with gaps": ((1, 0, 2), 2),
 }
 """How an LSE that is given lies: batch, token and head from the outermost to the innermost, elements between heads."""
-_NO_PAGE = 2147480000
-"""What callers put into entries of page tables that are not read."""
 _PAGES = (16, 32, 64, 128)
 _ROWS = (1, 2, 16, 63, 64, 65, 96, 127, 128, 129, 192, 257)
 """Query tokens x heads around the row tiles of all kernels."""
@@ -79,7 +78,7 @@ class DecodeCase(Plain):
     wide_lengths: bool = False
     wide_causal: bool = False
     shared: int = 0
-    unused: int | None = _NO_PAGE
+    unused: int | None = NO_PAGE
     missing: tuple[tuple[int, int, int], ...] = ()
     more_pages: int = 3
     cache_dims: int = 3
@@ -211,7 +210,7 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
         entry = st.tuples(
             st.integers(0, len(seq_lens) - 1),
             st.integers(0, max(width, 1) - 1),
-            st.one_of(st.sampled_from((*INT32, -1, _NO_PAGE)), st.integers(0, 80), st.integers(80, INT32[1])),
+            st.one_of(st.sampled_from((*INT32, -1, NO_PAGE)), st.integers(0, 80), st.integers(80, INT32[1])),
         )
         missing = tuple(draw(st.lists(entry, max_size=2 if width else 0)))
     return DecodeCase(
@@ -225,7 +224,7 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
         missing=missing,
         more_pages=draw(st.sampled_from((3, 3, 0))),
         shared=draw(st.sampled_from((0, 0, 0, 1, 2))),
-        unused=draw(st.sampled_from((_NO_PAGE, -1, None))),
+        unused=draw(st.sampled_from((NO_PAGE, -1, None))),
         longer=draw(st.sampled_from((0, 0, 1, 5000, INT32[1]))),
         **draw(scales(WIDTH)),
         values=draw(st.sampled_from(VALUES)),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tsmla.problems.pages import keys_in, page_tables, put_keys
 
 from benchmarks import bench_decode
 from benchmarks.bench_decode import LATENT, PAGE, ROPE, Case
@@ -22,12 +23,9 @@ MAKERS = (flashinfer.fa3, flashinfer.fa2)
 def _case(dtype: torch.dtype = torch.bfloat16, q_len: int = 1, queries: list[int] | None = None) -> Case:
     """Requests whose page tables are wider than needed, with what no one may read behind their keys. queries: tokens of
     each request of a pack."""
-    width = max(LENGTHS) // PAGE + 2
-    tables = torch.randperm(len(LENGTHS) * width, dtype=torch.int32).view(len(LENGTHS), width)
-    cache = torch.full((tables.numel(), PAGE, LATENT + ROPE), float("nan"))
-    for table, keys in zip(tables, LENGTHS, strict=True):
-        for key in range(keys):
-            cache[table[key // PAGE], key % PAGE] = torch.randn(LATENT + ROPE)
+    tables, pages = page_tables(LENGTHS, PAGE, spare_pages=1, spare_columns=2, unused=None)
+    cache = torch.full((pages, PAGE, LATENT + ROPE), float("nan"))
+    put_keys(cache, tables, [torch.randn(keys, LATENT + ROPE) for keys in LENGTHS])
     shape, ends = (len(LENGTHS), q_len), None
     if queries is not None:
         shape, ends = (sum(queries),), torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32)
@@ -41,8 +39,8 @@ def _case(dtype: torch.dtype = torch.bfloat16, q_len: int = 1, queries: list[int
 def _exact(case: Case, queries: list[int]) -> torch.Tensor:
     """[tokens, heads, 512] in float64, from the case's own page tables."""
     rows, out = case.query.reshape(-1, HEADS, LATENT + ROPE).double().split(queries), []
-    for query, table, keys in zip(rows, case.block_tables, LENGTHS, strict=True):
-        out.append(_attention(query, case.kv_cache[table.long()].double().flatten(0, 1)[:keys], True))
+    for query, keys in zip(rows, keys_in(case.kv_cache, case.block_tables, LENGTHS), strict=True):
+        out.append(_attention(query, keys.double(), True))
     return torch.cat(out)
 
 

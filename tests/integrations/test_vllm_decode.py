@@ -18,6 +18,7 @@ from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.integrations.shared import ready as shared_ready
 from tsmla.integrations.vllm import builder, decode, ready
 from tsmla.integrations.vllm.builder import TsmlaDecodeMetadata, TsmlaMetadata, TsmlaMetadataBuilder, alike, uniform
+from tsmla.problems.pages import page_tables, put_keys
 from tsmla.problems.rows import numbers_in, stored_as
 
 HEADS, PAGE, SCALE = 2, 16, 0.1
@@ -27,17 +28,11 @@ BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
 def cached(keys: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(cache, block_table, seq_lens) of requests' keys; pages in disorder, NaN where nothing is."""
-    pages = [-(-len(k) // PAGE) for k in keys]
-    order = torch.randperm(sum(pages) + 1)[: sum(pages)].tolist()
-    cache = torch.full((sum(pages) + 1, PAGE, 576), math.nan).to(keys[0].dtype)
-    table = torch.zeros(len(keys), max(pages) + 2, dtype=torch.int32)
-    for request, own in enumerate(keys):
-        for index in range(pages[request]):
-            page = order.pop()
-            part = own[index * PAGE : (index + 1) * PAGE]
-            cache[page, : len(part)] = part
-            table[request, index] = page
-    return cache, table, torch.tensor([len(k) for k in keys], dtype=torch.int32)
+    lengths = [len(own) for own in keys]
+    table, pages = page_tables(lengths, PAGE, spare_pages=1, spare_columns=2, unused=0)
+    cache = torch.full((pages, PAGE, 576), math.nan).to(keys[0].dtype)
+    put_keys(cache, table, keys)
+    return cache, table, torch.tensor(lengths, dtype=torch.int32)
 
 
 def batch(decode: TsmlaDecodeMetadata, longest: int, causal: bool = True) -> TsmlaMetadata:

@@ -34,6 +34,7 @@ from tsmla.problems import cache as cache_problems
 from tsmla.problems import query as query_problems
 from tsmla.problems.cases import cases_of
 from tsmla.problems.memory import Memory
+from tsmla.problems.pages import page_tables, put_keys
 from tsmla.problems.rows import numbers_in, stored_as
 
 from ..run.emulate import Call, emulated
@@ -315,23 +316,21 @@ def _decode(
         limits[0][0] = limits[0][-1] // 2  # of a CTA's first task, what the last token sees others do not
         visible = torch.cat(limits) if varies else torch.stack(limits)
         more["local_visible_lens"] = visible.to("cuda")
-    *order, (nobodys,) = torch.randperm(sum(pages) + 1).split([*pages, 1])
-    tables = torch.full((len(pages), max(pages)), int(nobodys), dtype=torch.int32)
+    tables, all_pages = page_tables(key_counts, page, spare_pages=1, unused=None)
     seen = []
-    cache = torch.full((sum(pages) + 1, page, width), math.nan, device="cuda")
-    for request, (taken, count) in enumerate(zip(order, key_counts, strict=True)):
-        tables[request, : len(taken)] = taken
-        keys = torch.randn(len(taken) * page, width, device="cuda")
+    cache = torch.full((all_pages, page, width), math.nan, device="cuda")
+    for request, (taken, count) in enumerate(zip(pages, key_counts, strict=True)):
+        keys = torch.randn(taken * page, width, device="cuda")
         keys[:DECODE_FAINT] *= 0.05
         seen.append(keys_given(variant, keys[:count])[:, None])
         keys[: max(0, count - q_lens[request] - window)] = math.nan
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
-        if len(taken) > DECODE_NO_PAGE:
-            nowhere = slice(DECODE_NO_PAGE * page, (DECODE_NO_PAGE + 1) * page)
+        nowhere = slice(DECODE_NO_PAGE * page, (DECODE_NO_PAGE + 1) * page)
+        keys[nowhere] = math.nan
+        seen[-1][nowhere] = 0
+        put_keys(cache, tables[request : request + 1], [keys])
+        if taken > DECODE_NO_PAGE:
             tables[request, DECODE_NO_PAGE] = -1
-            keys[nowhere] = math.nan
-            seen[-1][nowhere] = 0
-        cache[taken] = keys.unflatten(0, (-1, page))
     rows_of_query = 2 * torch.randn(sum(q_lens), heads, width, device="cuda")
     if variant.row.scales is not None:  # rows are scaled by their largest numbers: not by other rows', nor by a strip's
         number = torch.arange(sum(q_lens) * heads)

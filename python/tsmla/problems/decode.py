@@ -17,13 +17,12 @@ from ..operators.decode import tsmla_decode
 from ..operators.workspace import decode_workspace_size
 from .cases import DecodeCase, cases_of
 from .memory import Memory, is_poison, surrounded
+from .pages import page_tables, put_keys
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 from .rows import Stored, numbers_in, stored_as
 
 _ROW = LATENT_DIM + ROPE_DIM
 _SCALE = _ROW**-0.5
-_NO_PAGE = 2147480000
-"""The page that tables name beyond a request's keys; the cache does not have it."""
 _SPARE_PAGES, _SPARE_COLUMNS = 3, 3
 _SLACK = 2
 """Rows of a pack behind the last request: NaN in the query, to stay untouched in results."""
@@ -113,15 +112,11 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
         return numbers_in(row, stored_as(row, torch.randn(shape, device="cuda") * case.magnitude))
 
     rows = [random(row, int(_own(case, length).sum()), _ROW) for length in case.lengths]
-    pages = [-(-own.shape[0] // case.page) for own in rows]
-    order = torch.randperm(sum(pages) + _SPARE_PAGES).tolist()
+    counts = [own.shape[0] for own in rows]
+    tables, pages = page_tables(counts, case.page, spare_pages=_SPARE_PAGES, spare_columns=_SPARE_COLUMNS)
     # Pages lie a row apart, as slices of a larger cache would; that row is never a key's.
-    cache = surrounded((len(order), case.page + 1, _ROW), torch_dtype)[:, : case.page]
-    tables = torch.full((len(rows), max(pages) + _SPARE_COLUMNS), _NO_PAGE, dtype=torch.int32)
-    for request, own in enumerate(rows):
-        for column, keys in enumerate(own.split(case.page) if own.shape[0] else ()):
-            tables[request, column] = number = order.pop()
-            cache[number, : keys.shape[0]] = keys
+    cache = surrounded((pages, case.page + 1, _ROW), torch_dtype)[:, : case.page]
+    put_keys(cache, tables, rows)
     tokens = sum(case.own_q_lens)
     query = surrounded((tokens + (_SLACK if case.q_lens else 0), case.heads, _ROW), torch_dtype)
     query[:tokens] = random(query_row, tokens, case.heads, _ROW)
@@ -137,7 +132,7 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
         visible = torch.randint(0, max(case.lengths), (tokens,), dtype=torch.int32).to("cuda")
     return _Problem(
         query, given, rows, _as_given(row, cache), tables.to("cuda"),
-        _lengths(own.shape[0] for own in rows), max(own.shape[0] for own in rows), _lengths(case.lengths), visible,
+        _lengths(counts), max(counts), _lengths(case.lengths), visible,
         _lengths(itertools.accumulate(case.q_lens, initial=0)) if case.q_lens else None,
     )  # fmt: skip
 

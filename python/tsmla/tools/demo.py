@@ -137,27 +137,23 @@ def _decode() -> Called:
 
     from ..operators.decode import tsmla_decode
     from ..operators.workspace import decode_workspace_size
+    from ..problems.pages import keys_in, page_tables
 
     lengths, q_len, heads = (300, 70), 1, 16
     width = LATENT_DIM + ROPE_DIM
-    pages = [-(-length // PAGE) for length in lengths]
-    order = torch.randperm(sum(pages), dtype=torch.int32).to("cuda").split(pages)
-    tables = torch.nn.utils.rnn.pad_sequence([*order], batch_first=True)
-    cache, q = _random(sum(pages), PAGE, width), _random(len(lengths), q_len, heads, width)
+    tables, pages = page_tables(lengths, PAGE)
+    cache, q = _random(pages, PAGE, width), _random(len(lengths), q_len, heads, width)
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     size = decode_workspace_size(len(lengths), q_len, heads, max(lengths))
     workspace = torch.empty(size, dtype=torch.int8, device="cuda")
     scale = 1 / math.sqrt(192)
     (out, lse), seconds = _timed(
         lambda: tsmla_decode(
-            q, cache, workspace, LATENT_DIM, ROPE_DIM, tables, seq_lens, max(lengths), scale, return_lse=True
+            q, cache, workspace, LATENT_DIM, ROPE_DIM, tables.to("cuda"), seq_lens, max(lengths), scale, return_lse=True
         )
     )
-    keys = [cache[own.long()].reshape(-1, 1, width)[:length] for own, length in zip(order, lengths, strict=True)]
-    parts = [
-        _attention(q[b], k.expand(-1, heads, -1), k[..., :LATENT_DIM].expand(-1, heads, -1), scale)
-        for b, k in enumerate(keys)
-    ]
+    keys = [own[:, None].expand(-1, heads, -1) for own in keys_in(cache, tables, lengths)]
+    parts = [_attention(q[b], k, k[..., :LATENT_DIM], scale) for b, k in enumerate(keys)]
     expected, expected_lse = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
     text = f"requests of {lengths[0]} and {lengths[1]} keys, {heads} heads"
     return Called(text, seconds, _attended(out, lse, expected, expected_lse / math.log(2)))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+from tsmla.problems.pages import keys_in, page_tables
 
 from . import reference
 from .control import Control, Package, Peer, Values
@@ -70,21 +71,18 @@ def _paged(
 def _decode(
     dtype: torch.dtype, heads: int, q_len: int, lengths: tuple[int, ...] = DECODE_LENGTHS, spare: int = 1
 ) -> Values:
-    scale, pages = 576**-0.5, [-(-length // PAGE) for length in lengths]
-    order = torch.randperm(sum(pages)).int()
-    tables = torch.zeros(len(lengths), max(pages) + spare, dtype=torch.int32)
-    for table, taken in zip(tables, order.split(pages), strict=True):
-        table[: len(taken)] = taken
-    keys = torch.randn(len(order), PAGE, 576, device="cuda")
-    for taken in order.split(pages):
-        keys[taken[: reference.FAINT // PAGE].long()] *= 0.05
+    scale = 576**-0.5
+    tables, pages = page_tables(lengths, PAGE, spare_columns=spare, unused=0)
+    keys = torch.randn(pages, PAGE, 576, device="cuda")
+    for table, length in zip(tables, lengths, strict=True):
+        keys[table[: -(-min(length, reference.FAINT) // PAGE)].long()] *= 0.05
     cache = keys.to(dtype)
     query = (4 * torch.randn(len(lengths), q_len, heads, 576, device="cuda")).to(dtype)
     out, lse = _paged(query, cache, tables, lengths, 1 << 24)
-    expected = []
-    for asked, table, length in zip(query.cpu(), tables, lengths, strict=True):
-        seen = cache.cpu()[table.long()].reshape(-1, 1, 576)[:length]
-        expected.append(reference.attention(asked, seen, seen[..., :512], scale, causal=True))
+    expected = [
+        reference.attention(asked, seen[:, None], seen[:, None, :512], scale, causal=True)
+        for asked, seen in zip(query.cpu(), keys_in(cache.cpu(), tables, lengths), strict=True)
+    ]
     return reference.compared(out.flatten(0, 1), lse.flatten(0, 1), expected, reference.LOG2_E)
 
 
