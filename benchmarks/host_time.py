@@ -77,7 +77,7 @@ def _cases(device: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     decode: dict[str, Any] = {
         "query": zeros(2, 1, 16, 576),
         "kv_cache": zeros(4, 64, 576),
-        "workspace_buffer": zeros(132 * 16 * 8 * 513 * 4, dtype=torch.int8),
+        "workspace_buffer": zeros(Arch.SM90A.sms * 16 * 8 * 513 * 4, dtype=torch.int8),
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
         "block_tables": tables,
@@ -157,12 +157,13 @@ def _microseconds(work: Callable[[], None], stub: bool) -> float:
 def _stubbed() -> Iterator[None]:
     """Make CPU tensors pass for those of an H200, and kernels do nothing."""
     nothing = resolve.Resolved(lambda *arguments: None, "stub")
+    properties = types.SimpleNamespace(multi_processor_count=Arch.SM90A.sms)
     with contextlib.ExitStack() as stack:
         for target, name, replacement in (
             (resolve, "_search", lambda variant: nothing),
             (checks, "cuda", checks.stored),
             (checks, "arch_of", lambda device: Arch.SM90A),
-            (torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=132)),
+            (torch.cuda, "get_device_properties", lambda device: properties),
         ):
             stack.enter_context(mock.patch.object(target, name, replacement))
         yield

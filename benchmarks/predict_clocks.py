@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tsmla.identity.arch import Arch
 from tsmla_emulator.run.host.compile import Compiled
 from tsmla_emulator.run.host.link import link
 from tsmla_emulator.time.band import band
@@ -111,7 +112,7 @@ def _variant(directory: Path) -> PrefillTraced:
     tile_kv = int(stated[1]) if stated else None
     changed = variant_of(directory)
     compiled = lambda variant: _compiled(directory, variant.symbol())  # noqa: E731
-    return PrefillTraced(changed, Shape(*VARIANT_SHAPE), 132, compiled, tile_kv)
+    return PrefillTraced(changed, Shape(*VARIANT_SHAPE), Arch.SM90A.sms, compiled, tile_kv)
 
 
 def _value(value: Any) -> Any:

@@ -28,7 +28,7 @@ from typing import Any
 from tsmla_emulator.run.machine import EmulationError
 from tsmla_emulator.time import peers
 from tsmla_emulator.time.band import changes, outcomes
-from tsmla_emulator.time.machines import MACHINES, Machine
+from tsmla_emulator.time.machines import MACHINES, OF_ARCH, Machine
 from tsmla_emulator.time.problem import Shape, traced
 
 from . import published
@@ -46,7 +46,7 @@ DECODES = (
 """Requests, query tokens, keys and heads of decodes; the first two are modelled on B300, too."""
 MACHINE_CODE = False
 """Whether the costs of all kernels are those of their machine code."""
-OF_MACHINE = {"B200": "sm_100a", "GB200": "sm_100a", "B300": "sm_103a", "GB300": "sm_103a"}
+OF_MACHINE = {machine: arch for arch, machine in OF_ARCH.items()}
 
 
 @dataclasses.dataclass(frozen=True)

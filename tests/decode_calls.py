@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import types
-
-import pytest
 import torch
+from launches import SMS
 
-BATCH, Q_LEN, HEADS, PAGES, PAGE, WIDTH, SMS = 3, 2, 4, 10, 64, 6, 132
+BATCH, Q_LEN, HEADS, PAGES, PAGE, WIDTH = 3, 2, 4, 10, 64, 6
 FORMULA = SMS * HEADS * 8 * 513 * 4
 
 
@@ -35,9 +33,3 @@ def inputs(dtype: torch.dtype = torch.bfloat16, **changes) -> dict:
 
 
 LENGTHS = ints(1, 2, 3)
-
-
-def on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU has `SMS` SMs."""
-    properties = types.SimpleNamespace(multi_processor_count=SMS)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from refusing import Recorder
+from tsmla.identity.arch import Arch
 from tsmla.identity.call import OPERATORS
 from tsmla.identity.variant import Variant
 from tsmla.loading import resolve
 
-SMS = 132
+SMS = Arch.SM90A.sms
 ROOM = torch.empty(2**25, dtype=torch.uint8)
 """A workspace for any call here; nothing is written to it."""
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 import tsmla
-
-SMS_ASSUMED = 148
+from tsmla.identity.arch import Arch
 
 
 def attention(given: dict[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -45,7 +44,7 @@ def arguments(tokens: int, heads: int, batch: int, device: str) -> dict[str, Any
         "sinks": torch.randn(heads, device=device),
         "absorbed": random(batch, 2, heads, 576),
         "cache": random(pages * batch, 64, 576),
-        "workspace": torch.empty(SMS_ASSUMED * heads * 8 * 513 * 4, dtype=torch.int8, device=device),
+        "workspace": torch.empty(Arch.SM100A.sms * heads * 8 * 513 * 4, dtype=torch.int8, device=device),
         "tables": torch.arange(pages * batch, dtype=torch.int32, device=device).view(batch, pages),
         "seq_lens": torch.randint(0, 64 * pages, (batch,), device=device),
         "longest": 64 * pages,

@@ -216,10 +216,12 @@ def test_launches_that_a_gpu_refuses(change, said):
     (entry,) = module.entries.values()
     good = {"grid": (1, 1, 1), "block": (320, 1, 1), "cluster": (1, 1, 1), "shared_bytes": 0}
     good["params"] = bytes(entry.param_bytes)
-    launch_config.check(Launch(entry.name, **good), entry, KernelLimits())
-    launch_config.check(Launch(entry.name, **{**good, "grid": (132, 1, 1), "cooperative": True}), entry, KernelLimits())
+    launch_config.check(Launch(entry.name, **good), entry, KernelLimits(), 132)
+    launch_config.check(
+        Launch(entry.name, **{**good, "grid": (132, 1, 1), "cooperative": True}), entry, KernelLimits(), 132
+    )
     with pytest.raises(EmulationError, match=said):
-        launch_config.check(Launch(entry.name, **{**good, **change}), entry, KernelLimits())
+        launch_config.check(Launch(entry.name, **{**good, **change}), entry, KernelLimits(), 132)
 
 
 def test_bare_entries_take_packed_parameters(seen):

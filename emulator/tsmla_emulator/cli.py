@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tsmla.identity.arch import SHIPPED_ARCHS
+
 from .run.machine import EmulationError, Options, Report
 from .run.ptx.model import PtxError
 
@@ -45,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     timing.add_argument("--peers", action="store_true", help="print what kernels of other packages the model knows")
     timing.add_argument("--shape", nargs="+", default=[], metavar="SxQxKxH",
                         help="sequences x queries x keys x heads, such as 1x8Kx8Kx128")  # fmt: skip
-    timing.add_argument("--machine", help="H100, H200, B200, GB200, B300, GB300; default: by architecture")
+    timing.add_argument("--machine", help=f"{', '.join(arch.gpus for arch in SHIPPED_ARCHS)}; default: by architecture")
     timing.add_argument("--clock", type=float, metavar="MHZ", help="SM clock; memory is so many bytes a clock")
     timing.add_argument("--machine-code", action=argparse.BooleanOptionalAction,
                         help="costs from machine code or from PTX; default: as was held against a GPU")  # fmt: skip

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tsmla.identity.arch import SHIPPED_ARCHS
+from tsmla.identity.arch import SHIPPED_ARCHS, Arch
 
-from .run.emulate import GPUS, Emulation, emulated
+from .run.emulate import Emulation, emulated
 from .run.machine import Options
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _device_arch(accepted: tuple[str, ...]) -> str:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU; torch sees none")
     capability = torch.cuda.get_device_capability()
-    found = next((arch for arch, known in GPUS.items() if known.capability == capability), None)
+    found = Arch.from_capability(*capability)
     if found not in accepted:
         pytest.skip(f"the GPU is of compute capability {capability}; the test is for {', '.join(accepted)}")
     return found

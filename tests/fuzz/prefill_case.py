@@ -72,7 +72,7 @@ class PrefillCase(Plain):
     rope_layouts: tuple[str | None, str | None] = (None, None)
     heads_first: bool | None = None
     merges: bool = False
-    processors: int = 132
+    processors: int = Arch.SM90A.sms
     seed: int = 0
     lse_base: float = math.e
     schedule: Schedule = Schedule()

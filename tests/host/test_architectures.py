@@ -9,7 +9,7 @@ from example_variants import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = """    SM120A = "sm_120a", dataclasses.replace(
-        _HOPPER, gpus="RTX 5090", prefill={Dtype.BF16: (Dtype.BF16,)}, decode=()
+        _HOPPER, gpus={"RTX 5090": 170}, prefill={Dtype.BF16: (Dtype.BF16,)}, decode=()
     )
 """
 SCRIPT = """

@@ -8,7 +8,7 @@ import torch
 import tsmla
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from launches import ROOM, alike, distinct, launched, processors
+from launches import ROOM, SMS, alike, distinct, launched, processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError
 from tsmla.compat import tokenspeed_mla
@@ -38,7 +38,7 @@ def decode_inputs(q_len: int = Q_LEN, dtype: torch.dtype = torch.bfloat16, **cha
     given = {
         "query": distinct(BATCH, q_len, HEADS, 576, dtype=dtype),
         "kv_cache": distinct(PAGES, PAGE, 576, dtype=dtype),
-        "workspace_buffer": ROOM[: 132 * HEADS * 8 * 513 * 4],
+        "workspace_buffer": ROOM[: SMS * HEADS * 8 * 513 * 4],
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
         "block_tables": torch.arange(BATCH * WIDTH, dtype=torch.int32).view(BATCH, WIDTH) % PAGES,
@@ -273,7 +273,7 @@ def test_warmup_refuses_by_name(recorder, monkeypatch, changes, text):
 
 
 def test_the_number_of_sms(recorder):
-    assert tokenspeed_mla.get_num_sm(torch.device("cuda")) == 132
+    assert tokenspeed_mla.get_num_sm(torch.device("cuda")) == SMS
 
 
 def test_has_binary_prefill_is_tsmla_s(monkeypatch, nothing_shipped, tmp_path):

@@ -12,7 +12,8 @@ import pytest
 import torch
 import tsmla
 from another_gpu import on_another_gpu
-from decode_calls import BATCH, FORMULA, HEADS, LENGTHS, PAGE, PAGES, Q_LEN, SMS, WIDTH, bf16, inputs, ints, on_one_gpu
+from decode_calls import BATCH, FORMULA, HEADS, LENGTHS, PAGE, PAGES, Q_LEN, WIDTH, bf16, inputs, ints
+from launches import SMS, processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError
 from tsmla.identity.arch import Arch
@@ -26,7 +27,7 @@ from tsmla.operators.workspace import decode_workspace_size
 
 @pytest.fixture
 def recorder(monkeypatch, recorder: Recorder) -> Recorder:
-    on_one_gpu(monkeypatch)
+    processors(monkeypatch)
     return recorder
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from decode_calls import BATCH, HEADS, SMS, inputs, ints, on_one_gpu
+from decode_calls import BATCH, HEADS, inputs, ints
+from launches import SMS, processors
 from refusing import Recorder
 from tsmla import ArgumentError
 from tsmla.identity.arch import Arch
@@ -18,7 +19,7 @@ TOKENS = 7
 
 @pytest.fixture
 def recorder(monkeypatch, recorder: Recorder) -> Recorder:
-    on_one_gpu(monkeypatch)
+    processors(monkeypatch)
     return recorder
 
 

@@ -9,7 +9,8 @@ import re
 
 import pytest
 import torch
-from decode_calls import BATCH, HEADS, Q_LEN, bf16, inputs, on_one_gpu
+from decode_calls import BATCH, HEADS, Q_LEN, bf16, inputs
+from launches import processors
 from refusing import Recorder
 from tsmla import ArgumentError
 from tsmla.loading import resolve
@@ -18,7 +19,7 @@ from tsmla.operators.decode import tsmla_decode
 
 @pytest.fixture
 def recorder(monkeypatch, recorder: Recorder) -> Recorder:
-    on_one_gpu(monkeypatch)
+    processors(monkeypatch)
     return recorder
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import other_facts
 import pytest
 import torch
-from decode_calls import BATCH, FORMULA, HEADS, LENGTHS, PAGES, Q_LEN, WIDTH, bf16, inputs, ints, on_one_gpu
+from decode_calls import BATCH, FORMULA, HEADS, LENGTHS, PAGES, Q_LEN, WIDTH, bf16, inputs, ints
+from launches import processors
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError
@@ -24,7 +25,7 @@ from tsmla.operators.decode import tsmla_decode
 
 @pytest.fixture
 def recorder(monkeypatch, recorder: Recorder) -> Recorder:
-    on_one_gpu(monkeypatch)
+    processors(monkeypatch)
     return recorder
 
 

@@ -10,7 +10,8 @@ import re
 import other_facts
 import pytest
 import torch
-from decode_calls import BATCH, HEADS, PAGE, PAGES, Q_LEN, bf16, inputs, on_one_gpu
+from decode_calls import BATCH, HEADS, PAGE, PAGES, Q_LEN, bf16, inputs
+from launches import processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError
 from tsmla.identity.arch import Arch
@@ -23,7 +24,7 @@ E4M3 = torch.float8_e4m3fn
 
 @pytest.fixture
 def recorder(monkeypatch, recorder: Recorder) -> Recorder:
-    on_one_gpu(monkeypatch)
+    processors(monkeypatch)
     return recorder
 
 

@@ -10,7 +10,6 @@ import decimal
 import fractions
 import math
 import os
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 import tsmla
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
+from launches import ROOM, processors
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
 from refusing import refusing
 from tsmla.errors import CacheMiss, CompileError, TsmlaError
@@ -111,7 +111,7 @@ OPERATORS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         tsmla.tsmla_decode,
         {
             "query": zeros(3, 2, 4, 576), "kv_cache": zeros(4, 64, 576),
-            "workspace_buffer": zeros(132 * 4 * 8 * 513 * 4, dtype=torch.int8), "kv_lora_rank": 512,
+            "workspace_buffer": ROOM, "kv_lora_rank": 512,
             "qk_rope_head_dim": 64, "block_tables": zeros(3, 2, dtype=torch.int32), "seq_lens": lengths(1, 2, 3),
             "max_seq_len": 128, "softmax_scale": 0.1, "output_scale": 1.0, "out": zeros(3, 2, 4, 512),
             "is_var_seq": True, "causal_mask": True, "window_left": -1, "enable_pdl": False, "return_lse": False,
@@ -205,8 +205,7 @@ def cpu_for_cuda(monkeypatch) -> None:
     monkeypatch.setattr(resolve, "kernel", kernel)
     monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
-    properties = types.SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    processors(monkeypatch)
 
 
 @pytest.mark.parametrize("name", OPERATORS)

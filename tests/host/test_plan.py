@@ -26,7 +26,6 @@ from tsmla.identity.variant import Dtype
 from tsmla_emulator.dealt import deal_out
 
 SM_COUNTS = (132, 148, 160)
-SMS = {Arch.SM90A: 132, Arch.SM100A: 148}
 BATCHES = (1, 2, 3, 4, 7, 16, 64, 128, 131, 132, 133, 300)
 HEADS = (1, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 Q_LENS = (1, 2, 3, 4, 7, 8, 16, 33)
@@ -173,7 +172,7 @@ partial results it has."""
 def test_recorded_calls_are_cut_as_ever(arch: Arch, seq_lens, q_lens, heads: int, line: tuple, partials: int) -> None:
     most, varies = (q_lens, False) if isinstance(q_lens, int) else (max(q_lens), True)
     deal = deal_of(arch, most * heads)
-    plan = plan_decode(arch, SMS[arch], len(seq_lens), most, heads, max(seq_lens), varies)
+    plan = plan_decode(arch, arch.sms, len(seq_lens), most, heads, max(seq_lens), varies)
     dealt = check(deal, seq_lens, q_lens, heads, plan.parts, plan.slots)
     assert dealt.line[1:] == line
     assert sum(segment.slot >= 0 for part in dealt.segments for segment in part) == partials
@@ -224,7 +223,7 @@ def test_few_short_requests_are_cut_into_single_tiles(batch: int, heads: int, ke
 @pytest.mark.parametrize("heads", [16, 32])
 def test_a_single_long_request_occupies_the_gpu(arch: Arch, wide: bool, heads: int) -> None:
     """All SMs but a few, or as many as read as fast as memory is."""
-    rows, sm_count = 4 * heads, 132 if arch is Arch.SM90A else 148
+    rows, sm_count = 4 * heads, arch.sms
     deal = deal_of(arch, rows, wide=wide)
     plan = plan_decode(arch, sm_count, 1, 4, heads, 81920, wide=wide)
     busy = sum(bool(part) for part in check(deal, [81920], 4, heads, plan.parts, plan.slots).segments)

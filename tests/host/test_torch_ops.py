@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ import tsmla.torch_ops
 from example_variants import run_python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from launches import SMS, processors
 from torch._dynamo.testing import CompileCounterWithBackend
 from traced_calls import arguments, attention
 from tsmla import ArgumentError
@@ -67,8 +67,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[Variant]:
     monkeypatch.setattr(resolve, "kernel", kernel)
     monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
-    properties = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    processors(monkeypatch)
     return launched
 
 
@@ -111,7 +110,7 @@ def required(operator: Operator) -> dict[str, Any]:
                 "batch_size": BATCH, "softmax_scale": 0.5, "out": random(TOKENS, HEADS, 128)}  # fmt: skip
     if operator is DECODE:
         return {"query": random(BATCH, 1, HEADS, 576), "kv_cache": random(PAGES, 64, 576),
-                "workspace_buffer": torch.zeros(132 * HEADS * 8 * 513 * 4, dtype=torch.int8), "kv_lora_rank": 512,
+                "workspace_buffer": torch.zeros(SMS * HEADS * 8 * 513 * 4, dtype=torch.int8), "kv_lora_rank": 512,
                 "qk_rope_head_dim": 64, "block_tables": ints(*range(PAGES)).view(BATCH, -1),
                 "seq_lens": ints(100, 3), "max_seq_len": 200, "softmax_scale": 0.1,
                 "out": random(BATCH, 1, HEADS, 512)}  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import stub_vllm
 import torch
+from launches import processors
 from stand_in_kernels import Kernels
 from tsmla.identity.arch import Arch
 from tsmla.loading import resolve
@@ -15,8 +16,6 @@ from tsmla.operators import checks
 
 if not stub_vllm.REAL_VLLM:
     stub_vllm.install()
-
-SMS = 132
 
 
 @pytest.fixture
@@ -26,8 +25,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     monkeypatch.setattr(resolve, "kernel", kernels)
     monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
-    properties = types.SimpleNamespace(multi_processor_count=SMS)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    processors(monkeypatch)
     resolve.forget()
     torch.manual_seed(7)
     yield kernels

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
+from tsmla.identity.arch import Arch
 from tsmla.identity.call import OPERATORS
 
 from . import machine, record
@@ -33,15 +34,6 @@ from .ptx.model import Entry
 
 if TYPE_CHECKING:
     from .host.compile import Compiled
-
-GPUS = {
-    "sm_90a": Gpu((9, 0), 132),
-    "sm_100a": Gpu((10, 0), 148),
-    "sm_103a": Gpu((10, 3), 148),
-    "sm_107a": Gpu((10, 7), 204),
-}
-"""Architecture -> capability and SMs, which only host code that asks for them sees: those of H200, B200 and B300, and
-what is said of Rubin. Rubin's CTAs have the shared memory of the others here: kernels use no more."""
 
 Rewrite = Callable[[Module], Module]
 
@@ -73,9 +65,10 @@ class Emulation:
         record_to: Path | None,
         compiled: Callable[[Any], Compiled] | None,
     ):
-        if arch not in GPUS:
-            raise ValueError(f"arch is {arch!r}; emulated: {', '.join(GPUS)}")
+        if arch not in [*Arch]:
+            raise ValueError(f"arch is {arch!r}; emulated: {', '.join(Arch)}")
         self.arch = arch
+        self.gpu = Gpu(Arch(arch).capability, Arch(arch).sms)
         self.options = options
         self.calls: list[Call] = []
         self._rewrite = rewrite
@@ -127,8 +120,7 @@ class Emulation:
         launch = Launch(
             entry, _three(grid), _three(block), _three(cluster), shared_bytes, pack_params(found, params), pdl
         )
-        gpu = GPUS[self.arch]
-        launch_config.check(launch, found, KernelLimits(gpu.shared_per_cta, True, gpu.processors))
+        launch_config.check(launch, found, KernelLimits(self.gpu.shared_per_cta, True), self.gpu.processors)
         names = [param.name.removeprefix(f"{entry}_") for param in found.params]
         reached = (*params, *touches)
         return self.run(entry, module, [launch], reached, extents(reached, names, lambda name: True))
@@ -195,7 +187,7 @@ class Kernel:
         """
         arguments = self._bound(positional, named)
         touched = extents(arguments, [*self._parameters], self._writes)
-        launches = self._library.record(self.symbol, arguments, self._module, GPUS[self._emulation.arch])
+        launches = self._library.record(self.symbol, arguments, self._module, self._emulation.gpu)
         if launches:
             self._emulation.run(self.symbol, self._module, launches, arguments, touched, self._library.path)
 
@@ -233,8 +225,8 @@ def emulated(
     outlive it, but device="cuda" means what it did before.
     """
     emulation = Emulation(arch, options, rewrite, record_to, compiled)
-    processors = processors or GPUS[arch].processors
-    replaced = doubles.torch_cuda(arch, GPUS[arch], processors) + doubles.tsmla_search(arch, emulation.kernel)
+    processors = processors or emulation.gpu.processors
+    replaced = doubles.torch_cuda(arch, emulation.gpu, processors) + doubles.tsmla_search(arch, emulation.kernel)
     with contextlib.ExitStack() as stack:
         for target, name, replacement in replaced:
             stack.enter_context(mock.patch.object(target, name, replacement))

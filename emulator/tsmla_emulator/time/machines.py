@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from tsmla.identity.arch import SHIPPED_ARCHS, SMS
+
 
 @dataclasses.dataclass(frozen=True)
 class Value:
@@ -35,7 +37,6 @@ class Machine:
     """One GPU. Pipes: clocks of a warp instruction in one of the four sub-partitions; `*_latency`: until the result."""
 
     name: str
-    processors: int
     clock: Value  # MHz
     hbm: Value  # GB/s, reading
     l2: Value  # bytes a clock and SM, all SMs copying what several of them read
@@ -88,13 +89,17 @@ class Machine:
     tensor_store_latency: Value
     tensor_alloc: Value
 
+    @property
+    def processors(self) -> int:
+        """SMs of the GPU."""
+        return SMS[self.name]
+
 
 _WINDOW = Value(48, "assumed: instructions among which ptxas is taken to choose", 8, 96)
 _NONE = Value(0, "not on this machine")
 
 H100 = Machine(
     name="H100",
-    processors=132,
     clock=Value(1980, "nvidia-smi: most"),
     hbm=Value(3260, MEASURED + ": 12.48 bytes a clock and SM at 1.98 GHz"),
     l2=Value(65, MEASURED + ": SMs that share what they read; 30 where each reads its own", 30, 84),
@@ -154,7 +159,6 @@ _ON_HOPPER = "as measured on an H100"
 B200 = dataclasses.replace(
     H100,
     name="B200",
-    processors=148,
     launch_dependent=Value(1500, MEASURED_DEPENDENTS + "; assumed the same in clk here", 1320, 3500),
     clock=Value(1850, "VeOmni#986: 1965 at most; 1845 seen under light load", 1700, 1965),
     hbm=Value(7260, "SemiAnalysisAI/microbench-blackwell"),
@@ -192,7 +196,7 @@ B200 = dataclasses.replace(
     tensor_store_latency=Value(30, "assumed", 15, 100),
     tensor_alloc=Value(253, S4),
 )
-GB200 = dataclasses.replace(B200, name="GB200", processors=152, clock=Value(2062, "VeOmni#986: at most", 1850, 2062))
+GB200 = dataclasses.replace(B200, name="GB200", clock=Value(2062, "VeOmni#986: at most", 1850, 2062))
 B300 = dataclasses.replace(
     B200,
     name="B300",
@@ -203,9 +207,8 @@ B300 = dataclasses.replace(
     convert=Value(4, S4),
 )
 GB300 = dataclasses.replace(
-    B300, name="GB300", processors=152,
-    clock=Value(2000, "facebookexperimental/triton#2023: 2070 at most; SMs as on a GB200: assumed", 1850, 2070),
-)  # fmt: skip
+    B300, name="GB300", clock=Value(2000, "facebookexperimental/triton#2023: 2070 at most", 1850, 2070)
+)
 MACHINES = {machine.name: machine for machine in (H100, H200, B200, GB200, B300, GB300)}
-OF_ARCH = {"sm_90a": "H100", "sm_100a": "B200", "sm_103a": "B300"}
+OF_ARCH = {str(arch): next(iter(arch.facts.gpus)) for arch in SHIPPED_ARCHS}
 """Architecture -> the machine that its kernels are modelled on unless another is named."""

@@ -36,7 +36,7 @@ class Deal:
 class Facts:
     """What is known of an architecture. Everybody who treats architectures differently asks here.
 
-    gpus: products that a person would know it by.
+    gpus: products that a person would know it by -> their SMs, the first the most common (of Rubin: as reported).
     ships: whether wheels have kernels for it and tests run on it; kernels for any other are compiled on request.
     prefill: input dtype -> the output dtypes there are, first what is written unless asked for something else.
     prefill_dims: (d_qk, d_v), the columns of a query or key and of a value -> input dtypes.
@@ -48,7 +48,7 @@ class Facts:
         the query's latent piece.
     """
 
-    gpus: str
+    gpus: Mapping[str, int]
     ships: bool
     prefill: Mapping[Dtype, tuple[Dtype, ...]]
     prefill_dims: Mapping[tuple[int, int], tuple[Dtype, ...]]
@@ -63,21 +63,21 @@ class Facts:
 _EIGHT_BITS = {Dtype.E4M3: (Dtype.BF16,), Dtype.E5M2: (Dtype.BF16,)}
 _DIMS = {(192, 128): tuple(Dtype), (128, 128): tuple(Dtype)}
 _HOPPER = Facts(
-    gpus="H100, H200",
+    gpus={"H100": 132, "H200": 132},
     ships=True,
     prefill={Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16,), **_EIGHT_BITS},
     prefill_dims={**_DIMS, (256, 256): (Dtype.BF16, Dtype.E4M3)},
     deal=Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=132),
 )
 _BLACKWELL = Facts(
-    gpus="B200, GB200",
+    gpus={"B200": 148, "GB200": 152},
     ships=True,
     prefill={Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16, Dtype.BF16), **_EIGHT_BITS},
     prefill_dims=_DIMS,
     deal=Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
     few_rows_deal=Deal(row_tile=64, tile_kv=64, overhead=8, least=2, split=8, draw=19),
 )
-UNKNOWN = dataclasses.replace(_HOPPER, gpus="", ships=False, prefill={}, prefill_dims={}, decode=(), decode_rows={})
+UNKNOWN = dataclasses.replace(_HOPPER, gpus={}, ships=False, prefill={}, prefill_dims={}, decode=(), decode_rows={})
 """An architecture that has no kernels."""
 
 
@@ -88,8 +88,8 @@ class Arch(str, enum.Enum):
 
     SM90A = "sm_90a", _HOPPER
     SM100A = "sm_100a", _BLACKWELL
-    SM103A = "sm_103a", dataclasses.replace(_BLACKWELL, gpus="B300, GB300")
-    SM107A = "sm_107a", dataclasses.replace(_BLACKWELL, gpus="Rubin", ships=False)
+    SM103A = "sm_103a", dataclasses.replace(_BLACKWELL, gpus={"B300": 148, "GB300": 152})
+    SM107A = "sm_107a", dataclasses.replace(_BLACKWELL, gpus={"Rubin": 204}, ships=False)
 
     def __new__(cls, name: str, facts: Facts | None = None) -> Arch:
         """Make a member of its row. `Arch("sm_90a")` finds a member and does not come here."""
@@ -109,7 +109,12 @@ class Arch(str, enum.Enum):
     @property
     def gpus(self) -> str:
         """Products that a person would know the architecture by."""
-        return self.facts.gpus
+        return ", ".join(self.facts.gpus)
+
+    @property
+    def sms(self) -> int:
+        """SMs of the first of its products: what tests and the emulator take a GPU of this architecture to have."""
+        return next(iter(self.facts.gpus.values()))
 
     @classmethod
     def from_capability(cls, major: int, minor: int) -> Arch | None:
@@ -118,3 +123,5 @@ class Arch(str, enum.Enum):
 
 
 SHIPPED_ARCHS = tuple(arch for arch in Arch if arch.facts.ships)
+SMS = {product: sms for arch in Arch for product, sms in arch.facts.gpus.items()}
+"""Product -> its SMs (a GB300's: assumed, as a GB200's)."""

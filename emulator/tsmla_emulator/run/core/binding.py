@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from tsmla_kernels.limits import SHARED_BYTES_PER_CTA
 
 from ..machine import EmulationError, Finding, Launch, Options, Region, Report, Trace
 from ..ptx.model import Entry, Module
@@ -19,7 +20,6 @@ from ..ptx.program import Program, build_program
 from .build import library
 
 _MODES = {"eager": 0, "random": 1, "late": 2}
-_MAX_SHARED = 227 * 1024
 _POSITION = re.compile(r"@pc:(\d+)@")
 _MAX_TEXT = 1 << 20
 
@@ -126,8 +126,8 @@ def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], op
          report: Report, number: int) -> None:  # fmt: skip
     program = program_of(module, entry)
     used = program.static_shared - 0x400 + launch.shared_bytes
-    if used > _MAX_SHARED:
-        raise EmulationError(f"{entry.name}: {used} bytes of shared memory, a CTA has {_MAX_SHARED}", "budget")
+    if used > SHARED_BYTES_PER_CTA:
+        raise EmulationError(f"{entry.name}: {used} bytes of shared memory, a CTA has {SHARED_BYTES_PER_CTA}", "budget")
     params = (ctypes.c_uint8 * (len(launch.params) + 64))()
     base = -(-ctypes.addressof(params) // 64) * 64
     ctypes.memmove(base, launch.params, len(launch.params))

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import tvm_ffi
+from tsmla_kernels.limits import SHARED_BYTES_PER_CTA
 
 from ..machine import EmulationError, Launch
 from ..ptx.model import Entry, Module
@@ -70,11 +71,14 @@ class _Host(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """What host code may ask a device. Attribute numbers are cudaDeviceAttr's."""
+    """What host code may ask a device. Attribute numbers are cudaDeviceAttr's.
+
+    shared_per_cta: Rubin's, too, since kernels use no more.
+    """
 
     capability: tuple[int, int]
     processors: int
-    shared_per_cta: int = 227 * 1024
+    shared_per_cta: int = SHARED_BYTES_PER_CTA
 
     def attribute(self, number: int) -> int:
         """Return a device attribute. Raises EmulationError for one that no kernel seen so far asks for."""
@@ -206,9 +210,9 @@ class Library:
 
     def _launch(self, config: Any, kernel: bytes, arguments: Any) -> None:
         entry = self._recording.entry(kernel)
-        limits = self._limits[entry.name]
-        limits.processors = self._recording.gpu.processors
-        self._recording.launches.append(launch_of(config.contents, entry, arguments, limits))
+        processors = self._recording.gpu.processors
+        launch = launch_of(config.contents, entry, arguments, self._limits[entry.name], processors)
+        self._recording.launches.append(launch)
 
 
 def _encode_tensor_map(call: Any, target: int) -> None:

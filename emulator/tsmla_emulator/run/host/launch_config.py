@@ -41,15 +41,13 @@ class LaunchConfig(ctypes.Structure):
 
 @dataclasses.dataclass
 class KernelLimits:
-    """What host code allowed a kernel through cudaFuncSetAttribute, and the GPU's size."""
+    """What host code allowed a kernel through cudaFuncSetAttribute."""
 
     dynamic_shared: int = DEFAULT_DYNAMIC_SHARED
     non_portable_cluster: bool = False
-    processors: int = 132
-    """SMs of the GPU: a cooperative launch may have no more CTAs here, as if each took the whole of an SM."""
 
 
-def launch_of(config: LaunchConfig, entry: Entry, arguments: Any, limits: KernelLimits) -> Launch:
+def launch_of(config: LaunchConfig, entry: Entry, arguments: Any, limits: KernelLimits, processors: int) -> Launch:
     """Return the record of a launch, with parameters copied from `arguments` (an array of addresses, one per PTX
     parameter).
 
@@ -69,12 +67,15 @@ def launch_of(config: LaunchConfig, entry: Entry, arguments: Any, limits: Kernel
         pdl=pdl,
         cooperative=cooperative,
     )
-    check(launch, entry, limits)
+    check(launch, entry, limits, processors)
     return launch
 
 
-def check(launch: Launch, entry: Entry, limits: KernelLimits) -> None:
-    """Raise EmulationError unless a GPU would take this launch of this entry."""
+def check(launch: Launch, entry: Entry, limits: KernelLimits, processors: int) -> None:
+    """Raise EmulationError unless a GPU with so many SMs would take this launch of this entry.
+
+    A cooperative launch may have no more CTAs than SMs, as if each took the whole of one.
+    """
 
     def refuse(text: str) -> None:
         raise EmulationError(f"launch of {entry.name} refused: {text}", kind="launch")
@@ -91,8 +92,8 @@ def check(launch: Launch, entry: Entry, limits: KernelLimits) -> None:
     most = MAX_CLUSTER if limits.non_portable_cluster else PORTABLE_CLUSTER
     if ctas > most:
         refuse(f"cluster {launch.cluster} has {ctas} CTAs; this kernel may have {most}")
-    if launch.cooperative and math.prod(launch.grid) > limits.processors:
-        refuse(f"grid {launch.grid} of a cooperative launch; {limits.processors} CTAs are there at the same time")
+    if launch.cooperative and math.prod(launch.grid) > processors:
+        refuse(f"grid {launch.grid} of a cooperative launch; {processors} CTAs are there at the same time")
     if launch.shared_bytes > limits.dynamic_shared:
         refuse(f"{launch.shared_bytes} bytes of dynamic shared memory; this kernel may have {limits.dynamic_shared}")
     if len(launch.params) != entry.param_bytes:
