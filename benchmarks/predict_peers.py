@@ -25,10 +25,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tsmla.identity.arch import Arch
 from tsmla_emulator.run.machine import EmulationError
 from tsmla_emulator.time import peers
 from tsmla_emulator.time.band import changes, outcomes
-from tsmla_emulator.time.machines import MACHINES, OF_ARCH, Machine
+from tsmla_emulator.time.machines import MACHINES, Machine
 from tsmla_emulator.time.problem import Shape, traced
 
 from . import published
@@ -46,7 +47,7 @@ DECODES = (
 """Requests, query tokens, keys and heads of decodes; the first two are modelled on B300, too."""
 MACHINE_CODE = False
 """Whether the costs of all kernels are those of their machine code."""
-OF_MACHINE = {machine: arch for arch, machine in OF_ARCH.items()}
+OF_MACHINE = {gpu: str(arch) for arch in (Arch.SM100A, Arch.SM103A) for gpu in arch.facts.gpus}
 
 
 @dataclasses.dataclass(frozen=True)
