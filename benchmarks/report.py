@@ -79,11 +79,11 @@ records, with clocks, power, the spread of every timing and all other rows, are 
 are medians of isolated launches (with pauses between them; the SM clock was {isolated} MHz, lower in longer launches).
 The last column is of launches without pauses ({back_to_back} MHz: long runs reach the 700 W power limit).
 
-A *ratio* is our time over that of the fastest other library in the row, so below 1 is faster; bold where ours is
-longer. *Mixed*: four of the requests have so many query tokens, the others one; *variable*: lengths vary by a half.
-It is a *tie* where the 95 % confidence interval of its median holds 1; in records without intervals, within
-1 %. Decodes and cache operators are replayed CUDA graphs, each from a cold L2. Compare within a table: GPUs and runs
-differ by some per cent. How it is timed: `benchmarks/protocol.py`. What a GPU that need not be there would take:
+A *ratio* is our time over that of the fastest other library in the row: below 1, tsmla is faster; bold, it is slower.
+A ratio is a *tie* where the 95 % confidence interval of its median holds 1 or, in records without intervals, within
+1 %. *Mixed* batches: four of the requests have so many query tokens, the others one. *Variable*: lengths vary by a
+half. Decodes and cache operators are replayed CUDA graphs, each from a cold L2. Compare within a table: GPUs and runs
+differ by some per cent. `benchmarks/protocol.py` says how calls are timed; times modelled without a GPU are in
 [timing-model.md](../../emulator/docs/timing-model.md).
 
 There are no figures for Blackwell: kernels for sm_100a and sm_103a are verified in emulation; not yet run on hardware.
