@@ -21,6 +21,11 @@ from benchmarks import published, report
 ROOT = Path(__file__).parents[2]
 TOUR = (ROOT / "docs" / "start" / "tour.md").read_text()
 PAGES = [path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
+FOREIGN = {"compat.md", "CHANGELOG.md"}
+"""Pages that also name files of other projects, or of other times."""
+OUR_PAGES = [path for path in PAGES if path.name not in FOREIGN and "log" not in path.parts]
+FOLDERS = ("python", "kernels", "build_aot", "emulator", "benchmarks", "wheels", "docs", "examples", "tests")
+FILES = [str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
 
 
 def test_support_tables():
@@ -114,6 +119,13 @@ def test_links(page):
         assert path.exists(), target
         if heading:
             assert heading in anchors(path.read_text()), target
+
+
+@pytest.mark.parametrize("page", OUR_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_page_names(page):
+    """Python files in code spans are files of this repository, by their last parts."""
+    spans = re.findall(r"`([\w./]+\.py)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+    assert [name for name in spans if not any(f"/{file}".endswith(f"/{name}") for file in FILES)] == []
 
 
 def anchors(text: str) -> set[str]:
