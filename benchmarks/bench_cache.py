@@ -50,8 +50,10 @@ class Case:
         self.cache = torch.zeros(pages, PAGE, width, dtype=dtype, device="cuda")
         self.others: dict[str, Any] = {}
         if format == "snapmla":
-            self.others = {"rope_cache": torch.zeros(pages, PAGE, 64, dtype=BF16, device="cuda"),
-                           "scale_cache": torch.zeros(pages, PAGE, device="cuda")}  # fmt: skip
+            self.others = {
+                "rope_cache": torch.zeros(pages, PAGE, 64, dtype=BF16, device="cuda"),
+                "scale_cache": torch.zeros(pages, PAGE, device="cuda"),
+            }
         self.scale, self.limit = torch.ones(1, device="cuda"), torch.full((1,), 448.0, device="cuda")
         self.positions = torch.randint(0, POSITIONS, (tokens,), device="cuda")
         self.table = torch.randn(POSITIONS, 64, device="cuda")
@@ -80,9 +82,14 @@ class Case:
 
     def read(self) -> None:
         mla_read_cache(
-            self.cache, self.kv_c, self.k_pe, **self.others, format=self.format, block_tables=self.tables,
+            self.cache,
+            self.kv_c,
+            self.k_pe,
+            **self.others,
+            format=self.format,
+            block_tables=self.tables,
             cum_seq_lens=self.ends,
-        )  # fmt: skip
+        )
 
     def quantise(self) -> None:
         self.query = mla_quantize_q(self.rows[:, None])

@@ -110,8 +110,9 @@ def run(options: argparse.Namespace) -> None:
     record = {
         "certificate": runner.certificate(options.commit),
         "sm_clock_mhz": [min(clocks), max(clocks)] if clocks else None,
-        "cases": results, "variants": variants,
-    }  # fmt: skip
+        "cases": results,
+        "variants": variants,
+    }
     name = f"clocks-{options.peer[0]}" if options.peer else "clocks"
     path = runner.write_record(options.results, name, record)
     for measured, kind in ((results, "cases"), (variants, "variants")):
@@ -139,9 +140,12 @@ def _measured(marks: Marks, launches: dict[str, Callable[[], Any]], rounds: int)
         clocks = sorted(clock for clock, _ in pairs)
         ghz = statistics.median(clock / ns for clock, ns in pairs)
         found[name] = {
-            "clocks": statistics.median(clocks) - off, "least": clocks[0] - off, "most": clocks[-1] - off, "ghz": ghz,
+            "clocks": statistics.median(clocks) - off,
+            "least": clocks[0] - off,
+            "most": clocks[-1] - off,
+            "ghz": ghz,
             "between": off,
-        }  # fmt: skip
+        }
     return found
 
 

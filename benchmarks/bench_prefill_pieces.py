@@ -67,9 +67,15 @@ class Case:
 
         projected = randn(sequences * keys, HEADS, D_NOPE + D_V)
         return cls(
-            sequences, causal, randn(sequences * queries, HEADS, D_QK), projected[..., :D_NOPE],
-            randn(sequences * keys, 1, D_QK - D_NOPE), projected[..., D_NOPE:], ends(queries), ends(keys),
-        )  # fmt: skip
+            sequences,
+            causal,
+            randn(sequences * queries, HEADS, D_QK),
+            projected[..., :D_NOPE],
+            randn(sequences * keys, 1, D_QK - D_NOPE),
+            projected[..., D_NOPE:],
+            ends(queries),
+            ends(keys),
+        )
 
     def launches(self) -> dict[str, Launch]:
         """Return the launches, each into an earlier result of its own; these are all equal at first."""

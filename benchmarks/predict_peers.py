@@ -41,9 +41,14 @@ USE_CASES = ((1, 8192, 8192), (1, 8192, 32768), (1, 8192, 65536), (4, 512, 81920
 """UC1 to UC5 of tokenspeed-mla: sequences, queries, keys; 128 heads, e4m3, causal."""
 OSS_US = (1881, 10935, 23084, 7759, 15290)
 DECODES = (
-    (4, 4, 81920, 16), (128, 1, 8192, 128), (16, 4, 81920, 16), (1, 1, 8192, 128), (32, 4, 8192, 128),
-    (128, 1, 8192, 16), (4, 4, 81920, 32),
-)  # fmt: skip
+    (4, 4, 81920, 16),
+    (128, 1, 8192, 128),
+    (16, 4, 81920, 16),
+    (1, 1, 8192, 128),
+    (32, 4, 8192, 128),
+    (128, 1, 8192, 16),
+    (4, 4, 81920, 32),
+)
 """Requests, query tokens, keys and heads of decodes; the first two are modelled on B300, too."""
 MACHINE_CODE = False
 """Whether the costs of all kernels are those of their machine code."""
@@ -74,9 +79,13 @@ def _published() -> list[Published]:
         found.append(Published(symbol, (sequences, queries, keys, 128), "B200", "plot, open kernel", us=plotted))
     decode = TOKENSPEED.format("decode", "sm_100a", "e4m3", "512x64")
     for requests, queries, keys, heads, us in (
-        (4, 4, 81920, 16, 47.8), (8, 4, 81920, 16, 76.6), (16, 4, 81920, 16, 146.3), (4, 4, 81920, 32, 49.5),
-        (8, 4, 81920, 32, 80.4), (16, 4, 81920, 32, 148.1),
-    ):  # fmt: skip
+        (4, 4, 81920, 16, 47.8),
+        (8, 4, 81920, 16, 76.6),
+        (16, 4, 81920, 16, 146.3),
+        (4, 4, 81920, 32, 49.5),
+        (8, 4, 81920, 32, 80.4),
+        (16, 4, 81920, 32, 148.1),
+    ):
         found.append(Published(decode, (requests, queries, keys, heads), "B200", "plot", us=us))
     return found
 
@@ -127,9 +136,7 @@ def _hopper() -> Cases:
 
 
 def _with_published() -> Cases:
-    return {
-        f"{one.symbol} {Shape(*one.shape)} {one.machine}": functools.partial(_held, one) for one in _published()
-    }  # fmt: skip
+    return {f"{one.symbol} {Shape(*one.shape)} {one.machine}": functools.partial(_held, one) for one in _published()}
 
 
 def _held(one: Published) -> dict[str, Any]:
@@ -179,18 +186,22 @@ def _beside(
 
 def _prefill(dtype: str) -> Cases:
     return {
-        f"{machine} {Shape(*shape, 128)}{name}":
-            functools.partial(_beside, "prefill", machine, dtype, (*shape, 128), peer)
+        f"{machine} {Shape(*shape, 128)}{name}": functools.partial(
+            _beside, "prefill", machine, dtype, (*shape, 128), peer
+        )
         for name, peer in (("", TOKENSPEED), (" flash-attn-4", FLASH_ATTN_4))
-        for machine in ("B200", "B300") for shape in USE_CASES if dtype == "bf16" or not name
-    }  # fmt: skip
+        for machine in ("B200", "B300")
+        for shape in USE_CASES
+        if dtype == "bf16" or not name
+    }
 
 
 def _decode(dtype: str) -> Cases:
     return {
         f"{machine} {Shape(*shape)}": functools.partial(_beside, "decode", machine, dtype, shape)
-        for machine, shapes in (("B200", DECODES), ("B300", DECODES[:2])) for shape in shapes
-    }  # fmt: skip
+        for machine, shapes in (("B200", DECODES), ("B300", DECODES[:2]))
+        for shape in shapes
+    }
 
 
 def _said(symbol: str, shape: tuple[int, int, int, int], machine: Machine) -> dict[str, Any]:

@@ -150,18 +150,20 @@ def _gpu(device: str) -> str:
     head = ["call", "ours", "rate", "beside", "ratio", "back to back"]
     said = [f"- {_certificate(record)}{_counted(record)}" for _, record in records]
     said += [f"- {_certificate(record)}" for record in engines]
-    return "\n".join([
-        f"## {device}",
-        "",
-        f"A large read reached {ceilings['read_gb_s']:.0f} GB/s in the same run as the decodes, a large matmul "
-        f"{ceilings['matmul_bf16_tflop_s']:.0f} TFLOP/s.",
-        "",
-        _table(head, table),
-        "",
-        "Records:",
-        "",
-        *said,
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"## {device}",
+            "",
+            f"A large read reached {ceilings['read_gb_s']:.0f} GB/s in the same run as the decodes, a large matmul "
+            f"{ceilings['matmul_bf16_tflop_s']:.0f} TFLOP/s.",
+            "",
+            _table(head, table),
+            "",
+            "Records:",
+            "",
+            *said,
+        ]
+    )
 
 
 def readme_part() -> str:
@@ -209,12 +211,14 @@ def _in_short() -> str:
     born = ", ".join(_born(name) for name in TIMED)
     clocks = f"{_clocks('isolated', README_GPU)} MHz isolated, {_clocks('back to back', README_GPU)} MHz back to back"
     origin = f"{_device(prefill)}, SM clock {clocks}. Records: {born}."
-    return "\n\n".join([
-        "\n".join(textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") for text in sentences),
-        charts.prefill(prefill),
-        charts.decode(decode),
-        textwrap.fill(origin, 120, break_on_hyphens=False),
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            "\n".join(textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") for text in sentences),
+            charts.prefill(prefill),
+            charts.decode(decode),
+            textwrap.fill(origin, 120, break_on_hyphens=False),
+        ]
+    )
 
 
 def _of_prefill(record: dict[str, Any]) -> str:
@@ -367,8 +371,12 @@ def _prefill_rows(record: dict[str, Any]) -> Iterator[list[str]]:
 def _cache_rows(record: dict[str, Any]) -> Iterator[list[str]]:
     """Yield writers, readers and the queries' quantiser beside torch and vLLM; the rate is a share of torch's large
     copy."""
-    names = {"write": "mla_write_cache", "rotate": "mla_write_cache with rotation", "read": "mla_read_cache",
-             "quantise": "mla_quantize_q"}  # fmt: skip
+    names = {
+        "write": "mla_write_cache",
+        "rotate": "mla_write_cache with rotation",
+        "read": "mla_read_cache",
+        "quantise": "mla_quantize_q",
+    }
     for result in record["results"]:
         if result["tokens"] == TOKENS and result["timings"]["tsmla"]["graph"]:
             yield _copying_row(f"{names[result['operator']]} {TOKENS} tokens, {result['format']}", result)

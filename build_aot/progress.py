@@ -16,9 +16,11 @@ from tsmla.identity.variant import Variant
 FILE = "progress.txt"
 """The file of progress, in the directory where a build keeps its results."""
 _SECONDS = {
-    ("prefill", True): 4.5, ("decode", True): 17.0,
-    ("prefill", False): 3.8, ("decode", False): 14.0,
-}  # fmt: skip
+    ("prefill", True): 4.5,
+    ("decode", True): 17.0,
+    ("prefill", False): 3.8,
+    ("decode", False): 14.0,
+}
 """(operator family, whether it is Hopper's kernel) -> seconds of a core that compiling one takes: means over the
 shipped matrix, measured on a virtual core of an AMD EPYC on 2026-11-27."""
 _OTHERS_SECONDS = 0.5

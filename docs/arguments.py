@@ -60,9 +60,14 @@ def _tensor(operator: Operator, argument: Argument) -> tuple[str, ...]:
     else:
         left_out = argument.left_out.value if isinstance(argument.left_out, LeftOut) else f"`{argument.left_out}`"
     return (
-        f"`{argument.name}`", f"`{argument.given}`", " or ".join(shapes), " or ".join(dtypes), argument.strides.value,
-        aligned, left_out,
-    )  # fmt: skip
+        f"`{argument.name}`",
+        f"`{argument.given}`",
+        " or ".join(shapes),
+        " or ".join(dtypes),
+        argument.strides.value,
+        aligned,
+        left_out,
+    )
 
 
 if __name__ == "__main__":

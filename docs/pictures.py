@@ -122,18 +122,20 @@ def section(title: str, kernel: str, widths: tuple[int, ...], scales: str = "non
     first, tables = schedules[0], [list(schedule.edges) for schedule in schedules]
     edges = list(zip(*tables, strict=True))
     roles = list(zip(*(schedule.roles for schedule in schedules), strict=True))
-    return "\n".join([
-        f"## {title}",
-        "",
-        f"Source: `kernels/tsmla_kernels/{kernel.split()[0]}/`.",
-        "",
-        *picture(roles, edges),
-        "",
-        "| role | what it does | waits for | fills | releases |",
-        "| --- | --- | --- | --- | --- |",
-        *(f"| {' | '.join(cells(same[0], list(first.edges)))} |" for same in roles),
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"## {title}",
+            "",
+            f"Source: `kernels/tsmla_kernels/{kernel.split()[0]}/`.",
+            "",
+            *picture(roles, edges),
+            "",
+            "| role | what it does | waits for | fills | releases |",
+            "| --- | --- | --- | --- | --- |",
+            *(f"| {' | '.join(cells(same[0], list(first.edges)))} |" for same in roles),
+            "",
+        ]
+    )
 
 
 def cells(role: Role, edges: list[EdgeSpec]) -> list[str]:

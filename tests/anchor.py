@@ -57,9 +57,15 @@ class PrefillCase:
             uniform_normal((tokens_q, heads_q, self.d_qk), 1, self.dtype).to("cuda"),
             uniform_normal((tokens_kv, heads_kv, self.d_qk), 2, self.dtype).to("cuda"),
             uniform_normal((tokens_kv, heads_kv, 128), 3, self.dtype).to("cuda"),
-            None, ends(self.lengths_kv), max(self.lengths_kv), len(self.lengths_kv), self.d_qk**-0.5,
-            is_causal=self.causal, return_lse=True, cum_seq_lens_q=ends(self.lengths_q),
-        )  # fmt: skip
+            None,
+            ends(self.lengths_kv),
+            max(self.lengths_kv),
+            len(self.lengths_kv),
+            self.d_qk**-0.5,
+            is_causal=self.causal,
+            return_lse=True,
+            cum_seq_lens_q=ends(self.lengths_q),
+        )
         return {"out": out.cpu().view(torch.int16).numpy(), "lse": lse.cpu().numpy()}
 
 

@@ -16,10 +16,14 @@ def alone(problem: Problem, request: int) -> Problem:
     if problem.cum_q is not None:
         tokens = problem.query[problem.cum_q[request] : problem.cum_q[request + 1]]
     return dataclasses.replace(
-        problem, query=tokens[None], rows=problem.rows[request : request + 1], cum_q=None,
-        seq_lens=problem.seq_lens[request : request + 1], block_tables=problem.block_tables[request : request + 1],
+        problem,
+        query=tokens[None],
+        rows=problem.rows[request : request + 1],
+        cum_q=None,
+        seq_lens=problem.seq_lens[request : request + 1],
+        block_tables=problem.block_tables[request : request + 1],
         max_q_len=None,
-    )  # fmt: skip
+    )
 
 
 def of_request(problem: Problem, result: Result, request: int) -> list[torch.Tensor]:

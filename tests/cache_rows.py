@@ -8,14 +8,21 @@ import torch
 
 E4M3 = torch.float8_e4m3fn
 FORMATS = [
-    ("bf16", torch.bfloat16), ("fp16", torch.float16), ("e4m3", torch.bfloat16), ("e4m3", torch.float16),
-    ("fp8_ds_mla", torch.bfloat16), ("snapmla", torch.bfloat16),
-]  # fmt: skip
+    ("bf16", torch.bfloat16),
+    ("fp16", torch.float16),
+    ("e4m3", torch.bfloat16),
+    ("e4m3", torch.float16),
+    ("fp8_ds_mla", torch.bfloat16),
+    ("snapmla", torch.bfloat16),
+]
 """Format, and the dtype of rows outside of the cache."""
 WIDTHS = {
-    "bf16": {"cache": 1152}, "fp16": {"cache": 1152}, "e4m3": {"cache": 576}, "fp8_ds_mla": {"cache": 656},
+    "bf16": {"cache": 1152},
+    "fp16": {"cache": 1152},
+    "e4m3": {"cache": 576},
+    "fp8_ds_mla": {"cache": 656},
     "snapmla": {"cache": 512, "rope_cache": 128, "scale_cache": 4},
-}  # fmt: skip
+}
 """Bytes of a row in each tensor."""
 POISON = 0xFF
 """Byte of what nobody wrote: NaN in every dtype."""

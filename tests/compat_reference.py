@@ -42,11 +42,16 @@ def by_flashinfer(problem: Problem, natural: bool, **changes: Any) -> tuple[torc
     out, lse = flashinfer.trtllm_batch_decode_with_kv_cache_mla(
         **{
             **{name: given[name] for name in taken},
-            "kv_cache": problem.kv_cache.unsqueeze(1), "qk_nope_head_dim": 128, "out": given["out"],
-            "bmm1_scale": problem.softmax_scale, "bmm2_scale": problem.output_scale, "return_lse": True,
-            "return_lse_base": "basee" if natural else "base2", **changes,
+            "kv_cache": problem.kv_cache.unsqueeze(1),
+            "qk_nope_head_dim": 128,
+            "out": given["out"],
+            "bmm1_scale": problem.softmax_scale,
+            "bmm2_scale": problem.output_scale,
+            "return_lse": True,
+            "return_lse_base": "basee" if natural else "base2",
+            **changes,
         },
-    )  # fmt: skip
+    )
     torch.cuda.synchronize()
     assert lse.shape == (math.prod(problem.query.shape[:2]), problem.query.shape[2])
     return out, (lse / LN2 if natural else lse).view(problem.query.shape[:3])
@@ -72,9 +77,7 @@ class Ragged:
             start += q_len
             if q_len:
                 rows, lengths = self.problem.rows[request], self.problem.seq_lens[request]
-                part = dataclasses.replace(
-                    self.problem, query=self.query[own][None], rows=[rows], seq_lens=[lengths]
-                )  # fmt: skip
+                part = dataclasses.replace(self.problem, query=self.query[own][None], rows=[rows], seq_lens=[lengths])
                 decode_reference.judge(part, out[own][None], lse[own][None])
 
 
@@ -112,10 +115,15 @@ def by_wrapper(ragged: Ragged, natural: bool, **options: Any) -> tuple[torch.Ten
     tokens, heads, _ = query.shape
     given = torch.full((tokens, heads, LATENT), math.nan, dtype=ragged.problem.out_dtype, device="cuda")
     out, lse = planned(ragged, **options).run(
-        q_nope=query[..., :LATENT].clone(), q_pe=query[..., LATENT:].clone(), ckv_cache=cache[..., :LATENT],
-        kpe_cache=cache[..., LATENT:], out=given, lse=torch.full((tokens, heads), math.nan, device="cuda"),
-        return_lse=True, return_lse_base_on_e=natural,
-    )  # fmt: skip
+        q_nope=query[..., :LATENT].clone(),
+        q_pe=query[..., LATENT:].clone(),
+        ckv_cache=cache[..., :LATENT],
+        kpe_cache=cache[..., LATENT:],
+        out=given,
+        lse=torch.full((tokens, heads), math.nan, device="cuda"),
+        return_lse=True,
+        return_lse_base_on_e=natural,
+    )
     torch.cuda.synchronize()
     assert out is given
     return out, lse / LN2 if natural else lse

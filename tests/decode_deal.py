@@ -55,8 +55,10 @@ def check_slots(segments: list[list[Any]], slots: int, records: Sequence[Sequenc
     used = list(itertools.chain(*expected.values()))
     assert len(set(used)) == len(used) and all(0 <= slot < slots for slot in used)
     told = [words for words in records if words[0]]
-    places = {(row, rows): [head, *(tail + i * step for i in range(count - 1))]
-              for count, row, rows, head, tail, step, *_ in told}  # fmt: skip
+    places = {
+        (row, rows): [head, *(tail + i * step for i in range(count - 1))]
+        for count, row, rows, head, tail, step, *_ in told
+    }
     assert places == expected and len(told) == len(expected)
 
 

@@ -78,22 +78,31 @@ class Problem:
         """One request a chunk, which leaves out those without context."""
         made = [
             types.SimpleNamespace(
-                request_slice=slice(r, r + 1), token_slice=slice(self.starts[r], self.starts[r + 1]),
-                query_start_loc=ints(0, self.new[r]), cu_seq_lens=ints(0, n), num_context_tokens=n,
-                token_to_seq=torch.zeros(n, dtype=torch.int32), starts=ints(first),
+                request_slice=slice(r, r + 1),
+                token_slice=slice(self.starts[r], self.starts[r + 1]),
+                query_start_loc=ints(0, self.new[r]),
+                cu_seq_lens=ints(0, n),
+                num_context_tokens=n,
+                token_to_seq=torch.zeros(n, dtype=torch.int32),
+                starts=ints(first),
             )
-            for part in self.parts(chunk) for r, (first, n) in enumerate(part) if n
-        ]  # fmt: skip
+            for part in self.parts(chunk)
+            for r, (first, n) in enumerate(part)
+            if n
+        ]
         return types.SimpleNamespace(workspace=torch.full((200, 576), math.nan, dtype=BF16), chunks=made)
 
     def run(self, impl, backend, context) -> torch.Tensor:
         new = torch.cat([k[c:] for k, c in zip(self.keys, self.contexts, strict=True)])
         metadata = types.SimpleNamespace(
             prefill=types.SimpleNamespace(
-                prefill_backend=backend, chunked_context=context, query_start_loc=ints(*self.starts),
-                block_table=self.table, q_data_type=BF16,
+                prefill_backend=backend,
+                chunked_context=context,
+                query_start_loc=ints(*self.starts),
+                block_table=self.table,
+                q_data_type=BF16,
             )
-        )  # fmt: skip
+        )
         output = torch.full((len(self.q), HEADS * 128), math.nan, dtype=BF16)
         impl.forward_mha(self.q, new[:, :512], new[:, None, 512:], self.cache, metadata, torch.ones(1), output)
         return output.view(-1, HEADS, 128)

@@ -75,8 +75,9 @@ def short_table() -> str:
     def scaled(arch: Arch) -> list[Variant]:
         return [
             DecodeVariant(arch, dtype, DECODE_OUT_DTYPES[dtype], lse=True, row=ROWS[name])
-            for name in ROWS for dtype in _decoded(name)
-        ]  # fmt: skip
+            for name in ROWS
+            for dtype in _decoded(name)
+        ]
 
     def packs(arch: Arch) -> list[Variant]:
         return [PackVariant(arch, dtype, out, 128, 64, 128) for dtype in PACK_DTYPES for out in PACK_OUT_DTYPES]

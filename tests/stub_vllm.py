@@ -166,7 +166,11 @@ def install(takes_names: bool = True) -> None:
         f"{layers}.attention.mla_attention": {
             c.__name__: c
             for c in (
-                MLACommonBackend, MLACommonDecodeMetadata, MLACommonImpl, MLACommonMetadata, MLACommonMetadataBuilder,
+                MLACommonBackend,
+                MLACommonDecodeMetadata,
+                MLACommonImpl,
+                MLACommonMetadata,
+                MLACommonMetadataBuilder,
                 QueryLenSupport,
             )
         },
@@ -180,16 +184,18 @@ def install(takes_names: bool = True) -> None:
         f"{attention}.backends.mla": {},
         f"{attention}.backends.mla.prefill": {},
         f"{attention}.backends.mla.prefill.base": {
-            "MLADimensions": MLADimensions, "MLAPrefillBackend": MLAPrefillBackend,
+            "MLADimensions": MLADimensions,
+            "MLAPrefillBackend": MLAPrefillBackend,
         },
         f"{attention}.backends.mla.prefill.registry": {
-            "MLAPrefillBackendEnum": prefill, "register_mla_prefill_backend": add_to(prefill),
+            "MLAPrefillBackendEnum": prefill,
+            "register_mla_prefill_backend": add_to(prefill),
         },
         f"{attention}.ops": {},
         f"{attention}.ops.merge_attn_states": {"merge_attn_states": None},
         "vllm.v1.worker": {},
         "vllm.v1.worker.workspace": {"current_workspace_manager": lambda: manager},
-    }  # fmt: skip
+    }
     for name, contents in modules.items():
         module = types.ModuleType(name)
         module.__dict__.update(contents, __path__=[])

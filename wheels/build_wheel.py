@@ -79,8 +79,14 @@ def build_wheel(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="wheels/build_wheel.py", description=__doc__)
     parser.add_argument("--kind", choices=[*ENVIRONMENT, "all"], default="all", help="default %(default)s")
-    parser.add_argument("--host", choices=list(WHEEL_TAGS), nargs="+", default=[platform.machine()], metavar="HOST",
-                        help="of binary wheels: x86_64, aarch64; default: this machine's")  # fmt: skip
+    parser.add_argument(
+        "--host",
+        choices=list(WHEEL_TAGS),
+        nargs="+",
+        default=[platform.machine()],
+        metavar="HOST",
+        help="of binary wheels: x86_64, aarch64; default: this machine's",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default %(default)s")
     parser.add_argument("--no-isolation", action="store_true", help="use this environment's compiler and build tools")
     parser.add_argument("-C", dest="settings", metavar="NAME=VALUE", action="append", default=[], help="as pip's")

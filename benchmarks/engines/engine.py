@@ -77,9 +77,12 @@ def _serve(end: Connection, backend: model.Backend, memory: float, options: dict
         llm, seconds = model.start(backend, memory, options)
         end.send((True, seconds))
         does: dict[str, Callable[..., Any]] = {
-            "generate": _generate, "tokens": _tokens, "drafted": _drafted, "profile": _profile,
+            "generate": _generate,
+            "tokens": _tokens,
+            "drafted": _drafted,
+            "profile": _profile,
             "host_times": _host_times,
-        }  # fmt: skip
+        }
         while (asked := end.recv()) is not None:
             name, *given = asked
             end.send((True, does[name](llm, *given)))

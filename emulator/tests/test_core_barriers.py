@@ -52,10 +52,14 @@ ARRIVE = "mbarrier.arrive.shared.b64 %d1, [smem];"
         (ARRIVE * 4, [0, 1]),
         ("mbarrier.arrive.shared.b64 _, [smem], 2;", [1, 0]),
         (ARRIVE + "mbarrier.arrive.expect_tx.shared.b64 %d1, [smem], 64;", [0, 1]),
-        ("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [smem], 16;" + ARRIVE * 2
-         + "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [smem], 16;", [1, 0]),
+        (
+            "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [smem], 16;"
+            + ARRIVE * 2
+            + "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [smem], 16;",
+            [1, 0],
+        ),
     ],
-)  # fmt: skip
+)
 def test_phases(body, expected):
     assert parities(body) == expected
 
@@ -159,8 +163,11 @@ def test_misuse_of_mbarriers():
     fails("mbarrier.init.shared.b64 [smem+4], 1;", "memory", "not a multiple of 8", threads=1)
     fails("mbarrier.init.shared.b64 [smem], 0;", "barrier", "with count 0", threads=1)
     fails(INIT.replace("COUNT", "1") + "st.shared.b32 [smem+4], 1;", "barrier", "over the live mbarrier at 0x400")
-    fails(INIT.replace("COUNT", "1") + "mbarrier.arrive.shared.b64 %d1, [smem], 2;", "barrier",
-          "more arrivals in phase 0 than its count of 1")  # fmt: skip
+    fails(
+        INIT.replace("COUNT", "1") + "mbarrier.arrive.shared.b64 %d1, [smem], 2;",
+        "barrier",
+        "more arrivals in phase 0 than its count of 1",
+    )
 
 
 def test_misuse_of_named_barriers():

@@ -27,8 +27,11 @@ RIGHT = {
     "AFTER": "",
     "MEET": "bar.sync 0;",
 }
-FENCED = {"ARRIVE": "fence.acq_rel.gpu; atom.relaxed.gpu.global.add.u32 %r20, [%d100], 1;",
-          "LOAD": "ld.relaxed.gpu.global.b32 %r15, [%d100];", "AFTER": "fence.acq_rel.gpu;"}  # fmt: skip
+FENCED = {
+    "ARRIVE": "fence.acq_rel.gpu; atom.relaxed.gpu.global.add.u32 %r20, [%d100], 1;",
+    "LOAD": "ld.relaxed.gpu.global.b32 %r15, [%d100];",
+    "AFTER": "fence.acq_rel.gpu;",
+}
 WRONG = {
     "nobody releases": {"ARRIVE": "red.relaxed.gpu.global.add.u32 [%d100], 1;"},
     "nobody acquires": {"LOAD": "ld.relaxed.gpu.global.b32 %r15, [%d100];"},

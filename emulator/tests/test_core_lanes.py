@@ -52,9 +52,11 @@ INTEGERS = [
     ("cvt.s32.s8 D, S0;", A.astype(np.uint8).view(np.int8).astype(np.int32)),
     ("mov.b32 {%h20, %h21}, S0; mov.b32 D, {%h21, %h20};", A << 16 | A >> 16),
     ("{ .reg .pred q; setp.lt.s32 q, S0, S1; selp.b32 D, S0, S1, q; }", np.minimum(SA, SB)),
-    ("setp.lt.u32 %p1, S0, S1; setp.eq.or.b32 %p2, S0, 1, %p1; selp.b32 D, 7, 9, %p2;",
-     np.where((A < B) | (A == 1), 7, 9).astype(np.uint32)),
-]  # fmt: skip
+    (
+        "setp.lt.u32 %p1, S0, S1; setp.eq.or.b32 %p2, S0, 1, %p1; selp.b32 D, 7, 9, %p2;",
+        np.where((A < B) | (A == 1), 7, 9).astype(np.uint32),
+    ),
+]
 
 
 @pytest.mark.parametrize(("instruction", "expected"), INTEGERS, ids=[i[0].split(" ")[0] for i in INTEGERS])
@@ -119,8 +121,11 @@ def test_addition_can_round_down():
     down = floats(
         1, np.nextafter(np.float32(1), np.float32(0)), 1.5, np.nextafter(np.float32(-1), np.float32(-2)), 2**24
     )
-    check("add.rm.f32x2 D, S0, S1;", [np.repeat(a, 2).view(np.uint64), np.repeat(b, 2).view(np.uint64)],
-          np.repeat(down, 2).view(np.uint64))  # fmt: skip
+    check(
+        "add.rm.f32x2 D, S0, S1;",
+        [np.repeat(a, 2).view(np.uint64), np.repeat(b, 2).view(np.uint64)],
+        np.repeat(down, 2).view(np.uint64),
+    )
 
 
 def test_powers_of_two():

@@ -24,53 +24,80 @@ def test_vectors_of_every_width_travel_unchanged():
         ("v8.b32", "{%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}"),
     ):
         out[:] = 0
-        run(f"""mul.wide.u32 %d10, %r1001, 32; add.s64 %d11, %d10, %d100; add.s64 %d12, %d10, %d101;
+        run(
+            f"""mul.wide.u32 %d10, %r1001, 32; add.s64 %d11, %d10, %d100; add.s64 %d12, %d10, %d101;
         ld.global.L1::no_allocate.{form} {registers}, [%d11];
-        st.global.{form} [%d12], {registers};""", source, out)  # fmt: skip
+        st.global.{form} [%d12], {registers};""",
+            source,
+            out,
+        )
         np.testing.assert_array_equal(out, source)
 
 
 def test_narrow_loads_extend_by_their_sign():
     source = np.array([0x80, 0x7F, 0xFF, 1] * 8, np.uint8)
     out = np.zeros((2, 32), np.int32)
-    run("""cvt.u64.u32 %d1, %r1001; add.s64 %d2, %d100, %d1; mad.wide.u32 %d3, %r1001, 4, %d101;
+    run(
+        """cvt.u64.u32 %d1, %r1001; add.s64 %d2, %d100, %d1; mad.wide.u32 %d3, %r1001, 4, %d101;
     ld.global.s8 %r1, [%d2]; ld.global.u8 %r2, [%d2]; st.global.b32 [%d3], %r1; st.global.b32 [%d3+128], %r2;""",
-        source, out)  # fmt: skip
+        source,
+        out,
+    )
     np.testing.assert_array_equal(out, [source.view(np.int8), source])
 
 
 def test_shared_addresses_carry_the_rank_and_start_after_the_reserved_part():
     out = np.zeros((2, 4), np.uint32)
-    run("""mov.u32 %r1, %ctaid.x; mad.wide.u32 %d1, %r1, 16, %d100;
+    run(
+        """mov.u32 %r1, %ctaid.x; mad.wide.u32 %d1, %r1, 16, %d100;
     mov.b32 %r2, smem; st.global.b32 [%d1], %r2;
     mapa.shared::cluster.u32 %r3, %r2, 1; st.global.b32 [%d1+4], %r3;
     cvta.shared.u64 %d2, smem; cvt.u32.u64 %r4, %d2; st.global.b32 [%d1+8], %r4;
-    and.b32 %r5, %r2, -16777217; st.global.b32 [%d1+12], %r5;""", out, grid=2, cluster=2, shared=64)  # fmt: skip
+    and.b32 %r5, %r2, -16777217; st.global.b32 [%d1+12], %r5;""",
+        out,
+        grid=2,
+        cluster=2,
+        shared=64,
+    )
     np.testing.assert_array_equal(out, [[0x400, 0x1000400, 0x400, 0x400], [0x1000400, 0x1000400, 0x1000400, 0x400]])
 
 
 def test_static_arrays_lie_before_the_dynamic_one():
     out = np.zeros(2, np.uint32)
-    run("mov.b32 %r1, small; mov.b32 %r2, smem; st.global.v2.b32 [%d100], {%r1, %r2};", out, shared=16,
-        static=".shared .align 8 .b8 small[24];")  # fmt: skip
+    run(
+        "mov.b32 %r1, small; mov.b32 %r2, smem; st.global.v2.b32 [%d100], {%r1, %r2};",
+        out,
+        shared=16,
+        static=".shared .align 8 .b8 small[24];",
+    )
     np.testing.assert_array_equal(out, [0x400, 0x800])
 
 
 def test_a_peers_shared_memory_is_reached_through_the_cluster_window():
     out = np.zeros(2, np.uint32)
     barrier = "barrier.cluster.arrive; barrier.cluster.wait;"
-    run(f"""mov.u32 %r1, %cluster_ctarank; add.s32 %r2, %r1, 40; st.shared.b32 [smem], %r2;
+    run(
+        f"""mov.u32 %r1, %cluster_ctarank; add.s32 %r2, %r1, 40; st.shared.b32 [smem], %r2;
     {barrier}
     xor.b32 %r3, %r1, 1; mov.b32 %r4, smem; mapa.shared::cluster.u32 %r5, %r4, %r3;
     ld.shared::cluster.b32 %r6, [%r5]; mad.wide.u32 %d1, %r1, 4, %d100; st.global.b32 [%d1], %r6;
     {barrier}""",
-        out, grid=2, cluster=2, shared=16)  # fmt: skip
+        out,
+        grid=2,
+        cluster=2,
+        shared=16,
+    )
     np.testing.assert_array_equal(out, [41, 40])
 
 
 def test_errors_name_kernel_cta_warp_line_and_text():
-    error = fails("setp.lt.u32 %p1, %r1000, 40; @%p1 bra OVER; st.shared.b32 [smem+64], %r1000;\nOVER:", "memory",
-                  r"store of 4 bytes at shared offset 0x440", threads=64, shared=64)  # fmt: skip
+    error = fails(
+        "setp.lt.u32 %p1, %r1000, 40; @%p1 bra OVER; st.shared.b32 [smem+64], %r1000;\nOVER:",
+        "memory",
+        r"store of 4 bytes at shared offset 0x440",
+        threads=64,
+        shared=64,
+    )
     assert "kernel k" in str(error) and "CTA (0, 0, 0) warp 1, PTX line" in str(error)
     assert "st.shared.b32 [smem+64], %r1000" in str(error)
     assert error.line == str(text_of("@\n", 1, "sm_90a", 64)).split("@")[0].count("\n") + 1
@@ -108,8 +135,14 @@ def test_registers_start_poisoned():
 
 
 def test_own_window_does_not_reach_a_peer():
-    fails("mov.b32 %r1, smem; xor.b32 %r2, %r1, 0x1000000; st.shared.b32 [%r2], %r1;", "memory",
-          "belongs to CTA . of the cluster, not to the executing CTA", grid=2, cluster=2, shared=16)  # fmt: skip
+    fails(
+        "mov.b32 %r1, smem; xor.b32 %r2, %r1, 0x1000000; st.shared.b32 [%r2], %r1;",
+        "memory",
+        "belongs to CTA . of the cluster, not to the executing CTA",
+        grid=2,
+        cluster=2,
+        shared=16,
+    )
 
 
 def test_parameters_are_bounded():
@@ -124,13 +157,18 @@ def test_shared_memory_has_a_budget():
 def test_cp_async_arrives_when_asked(mode):
     source = np.arange(128, dtype=np.uint32)
     out = np.zeros(128, np.uint32)
-    run("""mov.b32 %r1, smem; shl.b32 %r2, %r1001, 4; add.s32 %r3, %r1, %r2; cvt.u64.u32 %d1, %r2;
+    run(
+        """mov.b32 %r1, smem; shl.b32 %r2, %r1001, 4; add.s32 %r3, %r1, %r2; cvt.u64.u32 %d1, %r2;
     add.s64 %d2, %d100, %d1; add.s64 %d3, %d101, %d1;
     setp.eq.u32 %p1, %r1001, 31; selp.b32 %r4, 8, 16, %p1;
     cp.async.cg.shared.global [%r3], [%d2], 16, %r4;
     cp.async.commit_group; cp.async.wait_group 0;
     ld.shared.v4.b32 {%r5, %r6, %r7, %r8}, [%r3]; st.global.v4.b32 [%d3], {%r5, %r6, %r7, %r8};""",
-        source, out, shared=512, async_mode=mode)  # fmt: skip
+        source,
+        out,
+        shared=512,
+        async_mode=mode,
+    )
     expected = source.copy()
     expected[-2:] = 0  # the last lane copied 8 bytes and zeros
     np.testing.assert_array_equal(out, expected)
@@ -154,9 +192,13 @@ def test_a_cta_must_not_end_before_work_on_its_memory(mode):
 
 def test_atomics():
     out = np.zeros(4, np.uint32)
-    run("""atom.global.add.u32 %r1, [%d100], 1; red.global.max.u32 [%d100+4], %r1000;
+    run(
+        """atom.global.add.u32 %r1, [%d100], 1; red.global.max.u32 [%d100+4], %r1000;
     atom.global.cas.b32 %r2, [%d100+8], 0, %r1000;
-    red.global.or.b32 [%d100+12], %r1000;""", out, threads=64)  # fmt: skip
+    red.global.or.b32 [%d100+12], %r1000;""",
+        out,
+        threads=64,
+    )
     np.testing.assert_array_equal(out, [64, 63, 1, 63])
 
 

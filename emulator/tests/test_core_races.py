@@ -93,8 +93,9 @@ def test_every_cluster_is_judged(workers):
         clean(PARTS, grid=6, workers=workers)
     assert len(caught.value.findings) == 2
     assert {finding.text[:30] for finding in caught.value.findings} == {
-        "shared memory offset 0x440 of ", "shared memory offset 0x480 of "
-    }  # fmt: skip
+        "shared memory offset 0x440 of ",
+        "shared memory offset 0x480 of ",
+    }
     assert str(caught.value).count("\n  and shared memory") == 1
     assert races(PARTS, "shared memory", grid=6, workers=workers, findings=1).count("shared memory") == 1
 
@@ -158,7 +159,10 @@ def test_neighbouring_words_are_no_conflict():
 def test_a_read_before_the_slots_next_write_is_ordered_by_an_arrival():
     """Two rounds through one slot: the second write must know that the first was read."""
     wait = "{{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+512], 0; @!P bra A; }}".format()
-    body = INIT + SLOT + """
+    body = (
+        INIT
+        + SLOT
+        + """
     setp.ge.u32 %p1, %r1000, 32;
     @%p1 bra SECOND;
     st.shared.b32 [%r3], 1;
@@ -172,7 +176,8 @@ SECOND:
     bar.warp.sync -1;
     elect.sync %r5|%p2, -1;
     @%p2 mbarrier.arrive.shared.b64 %d1, [smem+512];
-    """  # fmt: skip
+    """
+    )
     clean(body.replace("WAIT", wait))
     races(body.replace("WAIT", ""), "are not ordered")
 
@@ -184,10 +189,14 @@ WAITS = "{{{{ .reg .pred P; A: mbarrier.try_wait.parity.{} P, [smem+512], 0; @!P
 @pytest.mark.parametrize("fence", ["fence.acq_rel.cta;", "fence.sc.cta;", "membar.cta;"])
 @pytest.mark.parametrize(
     ("arrives", "waits", "before", "after"),
-    [("shared.b64", "shared.b64", 0, 0), ("release.cta.shared::cta.b64", "acquire.cta.shared::cta.b64", 0, 0),
-     ("relaxed.cta.shared::cta.b64", "shared.b64", 1, 0), ("shared.b64", "relaxed.cta.shared::cta.b64", 0, 1),
-     ("relaxed.cta.shared::cta.b64", "relaxed.cta.shared::cta.b64", 1, 1)],
-)  # fmt: skip
+    [
+        ("shared.b64", "shared.b64", 0, 0),
+        ("release.cta.shared::cta.b64", "acquire.cta.shared::cta.b64", 0, 0),
+        ("relaxed.cta.shared::cta.b64", "shared.b64", 1, 0),
+        ("shared.b64", "relaxed.cta.shared::cta.b64", 0, 1),
+        ("relaxed.cta.shared::cta.b64", "relaxed.cta.shared::cta.b64", 1, 1),
+    ],
+)
 def test_relaxed_arrivals_and_waits_order_with_a_fence_only(arrives, waits, before, after, fence):
     def body(fenced_before: int, fenced_after: int) -> str:
         first = ARRIVES.format(arrives).replace("BEFORE", fence * fenced_before)
@@ -331,8 +340,12 @@ def test_late_loads_leave_poison_to_those_who_do_not_wait():
 
 
 def test_barriers_are_used_after_everybody_knows_their_initialisation():
-    races(INIT.replace("bar.sync 0;", "") + "mbarrier.arrive.shared.b64 %d1, [smem+512];", "shared memory offset 0x600",
-          threads=64, starve=(1,))  # fmt: skip
+    races(
+        INIT.replace("bar.sync 0;", "") + "mbarrier.arrive.shared.b64 %d1, [smem+512];",
+        "shared memory offset 0x600",
+        threads=64,
+        starve=(1,),
+    )
 
 
 def test_global_memory_before_the_grid_wait():

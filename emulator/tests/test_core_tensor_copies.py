@@ -35,10 +35,14 @@ def tensor_map(tensor: np.ndarray, box: tuple[int, ...], swizzle: int = 0, **cha
     """`tensor` is C-contiguous; box and the map's dimensions start with the innermost."""
     names = {1: "u8", 2: "u16", 4: "f32"}
     values = dict(
-        address=tensor.ctypes.data, dtype=names[tensor.itemsize], shape=tensor.shape[::-1],
+        address=tensor.ctypes.data,
+        dtype=names[tensor.itemsize],
+        shape=tensor.shape[::-1],
         strides=tensor.strides[-2::-1],
-        box=box, element_strides=(1,) * tensor.ndim, swizzle=swizzle,
-    )  # fmt: skip
+        box=box,
+        element_strides=(1,) * tensor.ndim,
+        swizzle=swizzle,
+    )
     return TensorMap(**(values | changes))
 
 
@@ -49,14 +53,20 @@ def load(map_: TensorMap, tensor: np.ndarray, at: tuple[int, ...], **options) ->
     padded = -(-size // 512) * 512
     out = aligned(np.zeros(padded, np.uint8))
     coordinates = ", ".join(f"%r{20 + i}" for i in range(len(at)))
-    body = INIT + "".join(f"mov.b32 %r{20 + i}, {c};" for i, c in enumerate(at)) + f"""
+    body = (
+        INIT
+        + "".join(f"mov.b32 %r{20 + i}, {c};" for i, c in enumerate(at))
+        + f"""
     @%p30 bra WAITING;
     add.s64 %d10, k_param_0, 0;
     mov.b64 %d10, k_param_0; cvta.param.u64 %d11, %d10; mov.b64 %d12, 0;
     mbarrier.arrive.expect_tx.shared.b64 %d1, [smem+{BARRIER}], {size};
     {LOAD.format(n=len(at))} [smem], [%d11, {{{coordinates}}}], [smem+{BARRIER}], %d12;
 WAITING:
-    """.replace("add.s64 %d10, k_param_0, 0;", "") + WAIT + dump(padded, 1)  # fmt: skip
+    """.replace("add.s64 %d10, k_param_0, 0;", "")
+        + WAIT
+        + dump(padded, 1)
+    )
     run(body, map_.encode(), out, tensor, shared=BARRIER + 64, **{"poison": padded == size, **options})
     return out[:size]
 
@@ -119,9 +129,14 @@ def test_a_dimension_of_two_to_the_31_with_a_base_moved_back_clips_a_span():
     pack = aligned(np.arange(100 * 16, dtype=np.uint16).reshape(100, 16))
     rows, start, length = 1 << 30, 30, 21
     clip = TensorMap(
-        address=(pack.ctypes.data - rows * 32) % 2**64, dtype="u16", shape=(16, rows, (1 << 31) - 1), strides=(32, 32),
-        box=(16, 16, 1), element_strides=(1, 1, 1), swizzle=0,
-    )  # fmt: skip
+        address=(pack.ctypes.data - rows * 32) % 2**64,
+        dtype="u16",
+        shape=(16, rows, (1 << 31) - 1),
+        strides=(32, 32),
+        box=(16, 16, 1),
+        element_strides=(1, 1, 1),
+        swizzle=0,
+    )
     got = load(clip, pack, (0, rows - length + 16, start + length)).view(np.uint16).reshape(16, 16)
     np.testing.assert_array_equal(got[:5], pack[start + 16 : start + length])
     assert not got[5:].any()
@@ -214,17 +229,25 @@ TOLD:
 def test_what_a_map_and_an_address_must_be():
     def refused(match: str, map_: bytes, **options) -> None:
         with pytest.raises(EmulationError, match=match):
-            run(INIT + "@%p30 ret; mov.b64 %d10, k_param_0; cvta.param.u64 %d11, %d10;"
+            run(
+                INIT + "@%p30 ret; mov.b64 %d10, k_param_0; cvta.param.u64 %d11, %d10;"
                 "mov.b64 %d12, 0; mov.b32 %r20, 0;"
                 + LOAD.format(n=options.pop("rank", 2))
                 + f" [smem+{options.pop('to', 0)}], [%d11, {{%r20, %r20}}], [smem+{BARRIER}], %d12;",
-                map_, MATRIX, shared=BARRIER + 64)  # fmt: skip
+                map_,
+                MATRIX,
+                shared=BARRIER + 64,
+            )
 
     good = tensor_map(MATRIX, (32, 16), 64)
     refused("shared address 0x410, not a multiple of 128", good.encode(), to=16)
-    refused("a 2d copy through a tensor map of rank 1",
-            TensorMap(MATRIX.ctypes.data, "u16", (80,), (), (16,), (1,), 0).encode())  # fmt: skip
+    refused(
+        "a 2d copy through a tensor map of rank 1",
+        TensorMap(MATRIX.ctypes.data, "u16", (80,), (), (16,), (1,), 0).encode(),
+    )
     refused("innermost box of 128 bytes, more than its swizzle of 64", tensor_map(MATRIX, (64, 16), 64).encode())
     refused("innermost box of 20 bytes, not a multiple of 16", tensor_map(MATRIX, (10, 16)).encode())
-    refused("global address 0x.*, outside every region", tensor_map(MATRIX, (32, 16), 64, shape=(80, 60),
-            address=MATRIX.ctypes.data + 48 * 160 - 160).encode())  # fmt: skip
+    refused(
+        "global address 0x.*, outside every region",
+        tensor_map(MATRIX, (32, 16), 64, shape=(80, 60), address=MATRIX.ctypes.data + 48 * 160 - 160).encode(),
+    )

@@ -41,9 +41,15 @@ def registers(count: int, first: int = 100) -> str:
 
 
 def emulate(
-    body: str, *arguments, columns: int = 512, group: int = 1, threads: int = 128, free: bool = True,
-    allocate: str = ALLOC, **options
-):  # fmt: skip
+    body: str,
+    *arguments,
+    columns: int = 512,
+    group: int = 1,
+    threads: int = 128,
+    free: bool = True,
+    allocate: str = ALLOC,
+    **options,
+):
     text = allocate + body + (FREE if free else "")
     text = text.replace("GROUP", str(group)).replace("COLUMNS", str(columns))
     run(text, *arguments, threads=threads, shared=0x10100, arch="sm_100a", **options)
@@ -69,11 +75,16 @@ def test_stores_put_registers_where_the_shape_says(shape, repeat, count, mode):
     out = aligned(np.zeros((16, 128), np.uint32))
     numbers = "".join(f"mad.lo.s32 %r{600 + i}, %r1000, 100, {i};" for i in range(count))
     clear = "".join(f"mov.b32 %r{100 + i}, -1;" for i in range(16))
-    body = clear + numbers + f"""
+    body = (
+        clear
+        + numbers
+        + f"""
     tcgen05.st.sync.aligned.32x32b.x16.b32 [%r502], {registers(16)};
     tcgen05.st.sync.aligned.{shape}.x{repeat}.b32 [%r502], {registers(count, 600)};
     tcgen05.wait::st.sync.aligned;
-    """ + whole_tmem(16)  # fmt: skip
+    """
+        + whole_tmem(16)
+    )
     emulate(body, np.zeros(1, np.uint32), out, columns=32, async_mode=mode, happens_before=True)
     expected = np.full((16, 128), 0xFFFFFFFF, np.uint32)
     for thread in range(128):
@@ -100,8 +111,10 @@ def test_stores_put_registers_where_the_shape_says(shape, repeat, count, mode):
 
 def test_loads_can_reduce():
     out = aligned(np.zeros((1, 128), np.float32))
-    values = "".join(f"cvt.rn.f32.u32 %r{100 + i}, %r1000; add.f32 %r{100 + i}, %r{100 + i}, 0f{v:08X};"
-                     for i, v in enumerate([0x3F800000, 0x40400000, 0xC0000000, 0x7FC00000]))  # fmt: skip
+    values = "".join(
+        f"cvt.rn.f32.u32 %r{100 + i}, %r1000; add.f32 %r{100 + i}, %r{100 + i}, 0f{v:08X};"
+        for i, v in enumerate([0x3F800000, 0x40400000, 0xC0000000, 0x7FC00000])
+    )
     body = (
         values
         + f"""

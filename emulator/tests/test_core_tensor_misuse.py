@@ -21,8 +21,11 @@ def simple(body: str, **options):
 
 def test_what_a_warp_may_not_do():
     load = "tcgen05.ld.sync.aligned.32x32b.x1.b32 %r1, [{}];"
-    refused("of lanes 0 to 31 by warp 1, which may touch lanes 32 to 63 only", "tmem",
-            simple(load.format("%r500"), poison=False))  # fmt: skip
+    refused(
+        "of lanes 0 to 31 by warp 1, which may touch lanes 32 to 63 only",
+        "tmem",
+        simple(load.format("%r500"), poison=False),
+    )
     refused("tensor memory that nobody wrote: lane 0, column 3", "poison", simple(load.format("%r502+3")))
     refused("column 32, which is not allocated", "tmem", simple(load.format("%r502+32")))
     refused("columns 512 to 512 of 512", "tmem", simple(load.format("%r502+512"), columns=512))
@@ -44,8 +47,11 @@ def test_leniently_a_warp_reaches_its_own_lanes_at_any_address():
 def test_allocation_budget():
     refused("of 48 columns: 32 to 512, a power of two", "budget", simple("", columns=48))
     refused("tensor memory column 0 still allocated", "tmem", simple("", free=False))
-    refused("alloc after relinquish", "tmem",
-            simple("@!%p20 bra X; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem], 32; X:"))  # fmt: skip
+    refused(
+        "alloc after relinquish",
+        "tmem",
+        simple("@!%p20 bra X; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem], 32; X:"),
+    )
     again = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem+{}], 512;".format
     with pytest.raises(EmulationError, match="waits for 512 free tensor memory columns"):
         run(again(0) + again(4), np.zeros(1), shared=64, arch="sm_100a")
@@ -54,10 +60,16 @@ def test_allocation_budget():
 
 
 def test_a_product_needs_its_commit_waited_for():
-    refused("(read by CTA 0 warp . at PTX line|write by the asynchronous operation) .* are not ordered", "race",
-            lambda: product("bf16", 128, 32, wait="bar.sync 0;" + AFTER, happens_before=True))  # fmt: skip
-    refused("tensor memory that nobody wrote", "poison",
-            lambda: product("bf16", 128, 32, wait="bar.sync 0;", async_mode="late"))  # fmt: skip
+    refused(
+        "(read by CTA 0 warp . at PTX line|write by the asynchronous operation) .* are not ordered",
+        "race",
+        lambda: product("bf16", 128, 32, wait="bar.sync 0;" + AFTER, happens_before=True),
+    )
+    refused(
+        "tensor memory that nobody wrote",
+        "poison",
+        lambda: product("bf16", 128, 32, wait="bar.sync 0;", async_mode="late"),
+    )
     refused("nobody ever arrived at it", "deadlock", lambda: product("bf16", 128, 32, commit=False))
 
 

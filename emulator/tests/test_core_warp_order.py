@@ -22,10 +22,13 @@ def needs_sync(body: str, match: str = LANES, instead: str = "", sync: str = SYN
 
 @pytest.mark.parametrize(
     "first, second",
-    [("st.shared.b32 [%r3], 1;", "ld.shared.b32 %r4, [%r6];"), ("ld.shared.b32 %r4, [%r3];", "st.shared.b32 [%r6], 1;"),
-     ("st.shared.b32 [%r3], 1;", "st.shared.b32 [%r6], 2;")],
+    [
+        ("st.shared.b32 [%r3], 1;", "ld.shared.b32 %r4, [%r6];"),
+        ("ld.shared.b32 %r4, [%r3];", "st.shared.b32 [%r6], 1;"),
+        ("st.shared.b32 [%r3], 1;", "st.shared.b32 [%r6], 2;"),
+    ],
     ids=["write and read", "read and write", "write and write"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("instead", ["", "vote.sync.any.pred %p3, %p4, -1;", ELECT, "bar.warp.sync 1;"])
 def test_a_neighbours_word(first, second, instead):
     """Votes and elections order no memory."""

@@ -11,9 +11,11 @@ from tsmla_emulator.run.ptx.model import NotImplementedInstruction
 
 A_AT, B_AT = 0, 0x8000
 KINDS = {
-    "bf16": (torch.bfloat16, 16), "f16": (torch.float16, 16),
-    "e4m3": (torch.float8_e4m3fn, 32), "e5m2": (torch.float8_e5m2, 32),
-}  # fmt: skip
+    "bf16": (torch.bfloat16, 16),
+    "f16": (torch.float16, 16),
+    "e4m3": (torch.float8_e4m3fn, 32),
+    "e5m2": (torch.float8_e5m2, 32),
+}
 
 
 def operand(rows: int, depth: int, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -91,7 +93,9 @@ def product(
     image[A_AT : A_AT + a_image.size], image[B_AT : B_AT + b_image.size] = a_image, b_image
     out = aligned(np.zeros((n // 2, 128), np.float32))
     places = f", {int(a_rows)}, {int(b_rows)}" if size == 2 else ""
-    body = FILL + f"""
+    body = (
+        FILL
+        + f"""
     mov.b64 %d10, {descriptor(A_AT, a_leading, a_stride, a_swizzle)};
     mov.b64 %d11, {descriptor(B_AT, b_leading, b_stride, b_swizzle)};
     {before}
@@ -99,7 +103,10 @@ def product(
     setp.ne.b32 %p2, 0, 0;
     wgmma.mma_async.sync.aligned.m64n{n}k{depth}.f32.{kind_a}.{kind_b} {results(n)}, %d10, %d11, %p2, 1, 1{places};
     {tail or SYNC}
-    """ + save(n) + after  # fmt: skip
+    """
+        + save(n)
+        + after
+    )
     run(body, image, out, threads=128, shared=0x10000, **options)
     return gathered(out, n), a_values @ b_values.T, a_values, b_values
 
@@ -144,14 +151,19 @@ def test_the_first_operand_in_registers(kind):
         f"ld.global.b32 %r{50 + q}, [%d4+{512 * q}];" for q in range(4)
     )
     transposed = ", 0" if size == 2 else ""
-    body = FILL + loads + f"""
+    body = (
+        FILL
+        + loads
+        + f"""
     mov.b64 %d11, {descriptor(B_AT, leading, stride, 32)};
     wgmma.fence.sync.aligned;
     setp.ne.b32 %p2, 0, 0;
     wgmma.mma_async.sync.aligned.m64n16k{depth}.f32.{kind}.{kind}
         {results(16)}, {{%r50, %r51, %r52, %r53}}, %d11, %p2, 1, 1{transposed};
     {SYNC}
-    """ + save(16)  # fmt: skip
+    """
+        + save(16)
+    )
     run(body, image, out, registers, threads=128, shared=0x10000, async_mode="late", happens_before=True)
     np.testing.assert_array_equal(gathered(out, 16), a_values @ b_values.T)
 

@@ -72,9 +72,12 @@ def encoded(**changes) -> bytes:
     """What a call of cuTensorMapEncodeTiled makes, by the driver's numbers."""
     given = {"data_type": 9, "rank": 3, "address": MAP.address, "swizzle": 3, "fill": 1, **changes}
     call = capture._TensorMapCall(
-        **given, sizes=(ctypes.c_uint64 * 3)(*MAP.shape), strides=(ctypes.c_uint64 * 2)(*MAP.strides),
-        box=(ctypes.c_uint32 * 3)(*MAP.box), element_strides=(ctypes.c_uint32 * 3)(*MAP.element_strides),
-    )  # fmt: skip
+        **given,
+        sizes=(ctypes.c_uint64 * 3)(*MAP.shape),
+        strides=(ctypes.c_uint64 * 2)(*MAP.strides),
+        box=(ctypes.c_uint32 * 3)(*MAP.box),
+        element_strides=(ctypes.c_uint32 * 3)(*MAP.element_strides),
+    )
     made = (ctypes.c_ubyte * 128)()
     capture._encode_tensor_map(ctypes.pointer(call), ctypes.addressof(made))
     return bytes(made)

@@ -52,8 +52,9 @@ def test_a_kernel_s_code_holds_what_its_ptx_asks_for():
     asked = collections.Counter(".".join(i.opcode.split(".")[:2]) for i in entry.instructions)
     assert have["wgmma"] == asked["wgmma.mma_async"] and have["wgmma_wait"] == asked["wgmma.wait_group"]
     assert have["arrive"] == asked["mbarrier.arrive"] and have["stmatrix"] == asked["stmatrix.sync"]
-    assert have["load"] == sum(i.opcode.startswith("cp.async.bulk.tensor") and "global.tile" in i.opcode
-                               for i in entry.instructions)  # fmt: skip
+    assert have["load"] == sum(
+        i.opcode.startswith("cp.async.bulk.tensor") and "global.tile" in i.opcode for i in entry.instructions
+    )
     assert all(0 <= one.target < len(code) for one in code if one.name == "branch")
     assert {one.stall for one in code if one.name == "wgmma"} <= set(range(16))
     assert instructions(compiled.library, "another_kernel") == []
@@ -96,10 +97,12 @@ def test_every_stretch_of_a_prefill_is_found():
 def test_of_two_ways_the_one_is_taken_whose_instructions_are_there():
     code = [
         coded("branch", target=3, guarded=True),
-        *[coded("special")] * 1, coded("branch", target=6),
+        *[coded("special")] * 1,
+        coded("branch", target=6),
         *[coded("fma")] * 3,
-        coded("wait"), coded("exit"),
-    ]  # fmt: skip
+        coded("wait"),
+        coded("exit"),
+    ]
     matcher = Matcher(code)
     first, last = matcher.stretches(["wait"], [mix(special=1), NOTHING])
     assert (first.way, first.anchor, last.way) == ((0, 1, 2), 6, ())
@@ -148,9 +151,15 @@ def test_a_warp_goes_on_behind_a_wait_until_it_awaits_its_scoreboard(scoreboard,
 
     def taken(between: int) -> int:
         code = [
-            coded("init"), coded("fence"), coded("arrive"), coded("load"), coded("wait", result=scoreboard),
-            *[coded("special", size=2)] * between, coded("fma", awaits=1), coded("exit"),
-        ]  # fmt: skip
+            coded("init"),
+            coded("fence"),
+            coded("arrive"),
+            coded("load"),
+            coded("wait", result=scoreboard),
+            *[coded("special", size=2)] * between,
+            coded("fma", awaits=1),
+            coded("exit"),
+        ]
         report = run(WAITED, source, shared=4096, trace=(0,))
         entry = parse(text_of(WAITED, 1, "sm_90a", 32)).entries["k"]
         text = Text(entry, "sm_90a")
@@ -176,10 +185,14 @@ def test_the_way_with_nothing_too_much_is_found_among_many():
 
 def test_of_tests_in_turns_the_last_is_the_anchor():
     code = [
-        coded("test"), coded("branch", target=5, guarded=True),
-        coded("special"), coded("test"), coded("branch", target=0, guarded=True),
-        coded("wait"), coded("exit"),
-    ]  # fmt: skip
+        coded("test"),
+        coded("branch", target=5, guarded=True),
+        coded("special"),
+        coded("test"),
+        coded("branch", target=0, guarded=True),
+        coded("wait"),
+        coded("exit"),
+    ]
     for first_mix, way, anchor in ((NOTHING, (), 0), (mix(special=1), (0, 1, 2), 3)):
         tested, waited, _ = Matcher(code).stretches(["test", "wait"], [first_mix, NOTHING, NOTHING])
         assert (tested.way, tested.anchor, waited.anchor) == (way, anchor, 5)
@@ -187,14 +200,16 @@ def test_of_tests_in_turns_the_last_is_the_anchor():
 
 @pytest.mark.parametrize(
     ("high", "low", "name"),
-    [(0x000FD8000B800000, 0x0000012E042C7947, "other"),  # BRA.DIV UR4, as nvdisasm 13.5 has it
-     (0x000EE40000000200, 0x00000000000073C6, "tensor_fence"),  # FENCE.VIEW.ASYNC.T
-     (0x000EB60000000000, 0x00000000000073C6, "fence"),  # FENCE.VIEW.ASYNC.S
-     (0x000E6400080011FF, 0x00000008030075A7, "wait"),  # SYNCS.PHASECHK.TRANS64.TRYWAIT
-     (0x0062A400080010FF, 0x00001007040075A7, "test"),  # SYNCS.PHASECHK.TRANS64
-     (0x0005E200085000FF, 0x0000000300FF79A7, "arrive"),  # SYNCS.ARRIVE.TRANS64.ART0
-     (0x000FD20000000000, 0x000000FF00027208, "select")],  # FSEL
-)  # fmt: skip
+    [
+        (0x000FD8000B800000, 0x0000012E042C7947, "other"),  # BRA.DIV UR4, as nvdisasm 13.5 has it
+        (0x000EE40000000200, 0x00000000000073C6, "tensor_fence"),  # FENCE.VIEW.ASYNC.T
+        (0x000EB60000000000, 0x00000000000073C6, "fence"),  # FENCE.VIEW.ASYNC.S
+        (0x000E6400080011FF, 0x00000008030075A7, "wait"),  # SYNCS.PHASECHK.TRANS64.TRYWAIT
+        (0x0062A400080010FF, 0x00001007040075A7, "test"),  # SYNCS.PHASECHK.TRANS64
+        (0x0005E200085000FF, 0x0000000300FF79A7, "arrive"),  # SYNCS.ARRIVE.TRANS64.ART0
+        (0x000FD20000000000, 0x000000FF00027208, "select"),
+    ],  # FSEL
+)
 def test_instructions_of_blackwell_are_named(high, low, name):
     assert _decoded([high << 64 | low], 0).name == name
 

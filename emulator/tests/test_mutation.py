@@ -71,9 +71,15 @@ RACE = Options(async_mode="late", happens_before=True)
 QUICK = [("eager", Options()), ("late", Options(async_mode="late")), ("late", RACE)]
 FENCE = "fence.mbarrier_init.release.cluster;"
 ONLY_HAPPENS_BEFORE_SEES = {
-    "fence.mbarrier_init", "fence.proxy.async", "wgmma.fence", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group",
-    "griddepcontrol.wait", "tcgen05.wait::ld", "tcgen05.fence",
-}  # fmt: skip
+    "fence.mbarrier_init",
+    "fence.proxy.async",
+    "wgmma.fence",
+    "cp.async.bulk.commit_group",
+    "cp.async.bulk.wait_group",
+    "griddepcontrol.wait",
+    "tcgen05.wait::ld",
+    "tcgen05.fence",
+}
 
 
 WRONG = (RELAXED, OF_GLOBAL_MEMORY, ONE_MORE, ONE_LESS, NEXT_BARRIER)

@@ -47,7 +47,11 @@ def test_header_and_parameters():
     assert module.target == "sm_103a" and module.version == "8.8" and list(module.entries) == ["one", "two"]
     one = module.entries["one"]
     assert [(p.name, p.offset, p.size, p.align) for p in one.params] == [
-        ("p0", 0, 128, 64), ("p1", 128, 4, 4), ("p2", 136, 12, 8), ("p3", 152, 8, 8)]  # fmt: skip
+        ("p0", 0, 128, 64),
+        ("p1", 128, 4, 4),
+        ("p2", 136, 12, 8),
+        ("p3", 152, 8, 8),
+    ]
     assert one.param_bytes == 160 and one.reqntid == (256, 2, 1) and module.entries["two"].reqntid is None
 
 
@@ -124,7 +128,7 @@ def test_unreadable_text_is_refused_with_its_line(body, match):
         "mbarrier.arrive.noComplete.shared.b64 %d1, [%r1], 1",
         "setp.lt.s32 %p1|%p2, %r1, %r2",
     ],
-)  # fmt: skip
+)
 def test_unknown_instructions_are_refused_loudly(instruction):
     made = entry(instruction + ";")
     with pytest.raises(
@@ -144,14 +148,17 @@ def test_registers_share_slots_when_their_lives_do_not_meet():
 
 def test_values_live_around_loops_keep_their_slots():
     out = np.zeros(1, np.uint32)
-    run("""
+    run(
+        """
     mov.b32 %r1, 1; mov.b32 %r2, 0; mov.b32 %r3, 10;
 LOOP:
     add.s32 %r4, %r2, %r1; mul.lo.s32 %r5, %r4, 2; shr.u32 %r6, %r5, 1; mov.b32 %r2, %r6;
     add.s32 %r1, %r1, 1; setp.le.u32 %p1, %r1, %r3; @%p1 bra LOOP;
     mov.b32 %r7, 77; mov.b32 %r8, 88;
     st.global.b32 [%d100], %r2;
-    """, out)  # fmt: skip
+    """,
+        out,
+    )
     assert out[0] == 55
 
 

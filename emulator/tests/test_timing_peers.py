@@ -137,9 +137,11 @@ def test_splits_are_counted_and_joined():
 
 @pytest.mark.parametrize(
     ("store", "left"),
-    [("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d100, {%r1, %r2}], [%r3];", 2),
-     ("cp.async.bulk.global.shared::cta.bulk_group [%d100], [%r3], 16;", 33)],
-)  # fmt: skip
+    [
+        ("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d100, {%r1, %r2}], [%r3];", 2),
+        ("cp.async.bulk.global.shared::cta.bulk_group [%d100], [%r3], 16;", 33),
+    ],
+)
 def test_lanes_that_store_the_same_box_store_it_once(store, left):
     entry = parse(text_of(f"{store}\n{store}", 1, "sm_90a", 32)).entries["k"]
     at = [i for i, one in enumerate(entry.instructions) if one.opcode.startswith("cp.async.bulk")]

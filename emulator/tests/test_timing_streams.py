@@ -25,10 +25,13 @@ def found(symbol: str, shape: str) -> streams.StreamTraced:
 @pytest.mark.parametrize(
     ("symbol", "shape", "bytes"),
     [  # as benchmarks/results/current counts them, pack-... and cache-...
-        (PACK, "2x1x4Kx128", 873463808), (PACK, "1x7x128x128", 13647872), (WRITE, "64x128x1Kx16", 14876672),
-        (READ, "1x1x8Kx128", 14778368), (QUANTIZE, "4x2x1Kx128", 4 * 2 * 128 * (1152 + 644)),
+        (PACK, "2x1x4Kx128", 873463808),
+        (PACK, "1x7x128x128", 13647872),
+        (WRITE, "64x128x1Kx16", 14876672),
+        (READ, "1x1x8Kx128", 14778368),
+        (QUANTIZE, "4x2x1Kx128", 4 * 2 * 128 * (1152 + 644)),
     ],
-)  # fmt: skip
+)
 def test_a_row_is_moved_once(symbol, shape, bytes):
     traced = found(symbol, shape)
     machine = MACHINES[OF_ARCH[traced.arch]]

@@ -45,26 +45,44 @@ def _parser() -> argparse.ArgumentParser:
     timing.set_defaults(run=_time)
     timing.add_argument("symbols", nargs="*", metavar="SYMBOL", help="kernels of tsmla, or a peer's")
     timing.add_argument("--peers", action="store_true", help="print what kernels of other packages the model knows")
-    timing.add_argument("--shape", nargs="+", default=[], metavar="SxQxKxH",
-                        help="sequences x queries x keys x heads, such as 1x8Kx8Kx128")  # fmt: skip
+    timing.add_argument(
+        "--shape",
+        nargs="+",
+        default=[],
+        metavar="SxQxKxH",
+        help="sequences x queries x keys x heads, such as 1x8Kx8Kx128",
+    )
     timing.add_argument("--machine", help=f"{', '.join(arch.gpus for arch in SHIPPED_ARCHS)}; default: by architecture")
     timing.add_argument("--clock", type=float, metavar="MHZ", help="SM clock; memory is so many bytes a clock")
-    timing.add_argument("--machine-code", action=argparse.BooleanOptionalAction,
-                        help="costs from machine code or from PTX; default: as was held against a GPU")  # fmt: skip
+    timing.add_argument(
+        "--machine-code",
+        action=argparse.BooleanOptionalAction,
+        help="costs from machine code or from PTX; default: as was held against a GPU",
+    )
     timing.add_argument("--no-band", action="store_true", help="do not vary uncertain numbers")
     text = "change an instruction that synchronises, places or masks, one at a time, and tell which no check catches"
     mutate = commands.add_parser("mutate", help=text, description=text)
     mutate.set_defaults(run=_mutate)
     mutate.add_argument("symbols", nargs="*", metavar="SYMBOL", help="kernels of tsmla")
-    mutate.add_argument("--kernel", nargs=3, action="append", default=[], metavar=("NAME", "PTX", "RECORD"),
-                        help="another kernel and the record of a call")  # fmt: skip
+    mutate.add_argument(
+        "--kernel",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("NAME", "PTX", "RECORD"),
+        help="another kernel and the record of a call",
+    )
     mutate.add_argument("--reasons", type=Path, help="JSON that says why survivors are redundant")
     mutate.add_argument("--only", default="", metavar="TEXT", help="mutants with this in their names, such as a file's")
     mutate.add_argument("--list", action="store_true", help="print tsmla's mutants and try none; check reasons' names")
     mutate.add_argument("--table", type=Path, help="write the results as Markdown")
     mutate.add_argument("--processes", type=int, default=2)
-    mutate.add_argument("--keep", type=Path, metavar="DIRECTORY",
-                        help="keep what is compiled and found, to go on there, or on another machine")  # fmt: skip
+    mutate.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIRECTORY",
+        help="keep what is compiled and found, to go on there, or on another machine",
+    )
     mutate.add_argument("--prepare", action="store_true", help="with --keep: only compile")
     mutate.add_argument("--seconds", type=float, help="with --keep: go on for so long")
     return parser

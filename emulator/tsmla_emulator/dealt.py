@@ -77,9 +77,13 @@ def deal_out(
     parts = _parts()
     decode_work, partials = parts.decode_work, parts.partials
     given = SimpleNamespace(
-        seq_lens=_Tensor(seq_lens), causal_seqs=_Tensor(causal_seqs or seq_lens), visible=_Tensor(),
-        cum_seq_lens_q=_Tensor(cum_seq_lens_q), q_len=q_lens, **sight._asdict(),
-    )  # fmt: skip
+        seq_lens=_Tensor(seq_lens),
+        causal_seqs=_Tensor(causal_seqs or seq_lens),
+        visible=_Tensor(),
+        cum_seq_lens_q=_Tensor(cum_seq_lens_q),
+        q_len=q_lens,
+        **sight._asdict(),
+    )
     view = parts.visible.visibility(given, tokens or len(seq_lens) * q_lens, parts.visible.LARGEST)
     terms = parts.decode_line.terms_of(deal, view, heads, workers, slots)
     line = parts.decode_line.cut_line(deal, view, terms)

@@ -146,8 +146,9 @@ def test_instructions_that_are_not_meant(library, small_variants, low, high, cou
 
 
 def test_instructions_that_attention_is_meant_to_have():
-    meant = {arch: instructions_meant(PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, True, True))
-             for arch in Arch}  # fmt: skip
+    meant = {
+        arch: instructions_meant(PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, True, True)) for arch in Arch
+    }
     assert meant[Arch.SM90A]["wgmma"] and not meant[Arch.SM90A]["tcgen05_mma"]
     for arch in (Arch.SM100A, Arch.SM103A):
         wanted = {"wgmma": False, "tcgen05_mma": True, "tcgen05_mma_2cta": False, "setmaxnreg": True}

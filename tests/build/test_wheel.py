@@ -151,13 +151,15 @@ def test_a_release_has_selftest_records_of_its_own_kernels_or_none(unpacked):
     file.write_text(json.dumps(own))
     assert audit_wheel.record_problems(unpacked) == []
     for record, problem in (
-        ({**own, "source_digest": "f" * 64}, f"is of kernel sources ffffffffffff, those beside it are "
-                                             f"{own['source_digest'][:12]}: "),
+        (
+            {**own, "source_digest": "f" * 64},
+            f"is of kernel sources ffffffffffff, those beside it are {own['source_digest'][:12]}: ",
+        ),
         ({**own, "ok": False}, "records no complete run that passed: "),
         ({**own, "emulated": True}, "records no complete run that passed: "),
         ({name: own[name] for name in own if name != "source_digest"}, "cannot be read: KeyError: 'source_digest': "),
         ([], "cannot be read: "),
-    ):  # fmt: skip
+    ):
         file.write_text(json.dumps(record))
         (found,) = audit_wheel.record_problems(unpacked)
         assert found.startswith(f"selftest_sm_90a.json {problem}") and f"run `{records.COMMAND}` there" in found

@@ -144,9 +144,15 @@ def test_rope_parts_are_rotated(format, dtype, interleaved):
         cache, expected = Cache(format, 20, 64), Cache(format, 20, 64)
         expected.put(slots, stored(rows[:, :512], k_pe, format, SCALE.get(format, 1.0)))
         mla_write_cache(
-            *cut(rows), slots, **cache.tensors, format=format, scale=SCALE.get(format, 1.0), cos_sin_cache=table,
-            positions=positions.int() if narrow else positions, rope_interleaved=interleaved,
-        )  # fmt: skip
+            *cut(rows),
+            slots,
+            **cache.tensors,
+            format=format,
+            scale=SCALE.get(format, 1.0),
+            cos_sin_cache=table,
+            positions=positions.int() if narrow else positions,
+            rope_interleaved=interleaved,
+        )
         assert not nan_alike(cache, expected)
 
 

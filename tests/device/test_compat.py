@@ -83,9 +83,14 @@ def test_variable_lengths_follow_the_device_in_a_graph(arch):
     arguments = {
         **{name: given[name] for name in ("kv_cache", "workspace_buffer", "kv_lora_rank", "qk_rope_head_dim")},
         **{name: given[name] for name in ("block_tables", "seq_lens", "max_seq_len")},
-        "query": ragged.query, "qk_nope_head_dim": 128, "bmm1_scale": tokens.softmax_scale, "return_lse": True,
-        "cum_seq_lens_q": ends, "max_q_len": 6, "return_lse_base": "base2",
-    }  # fmt: skip
+        "query": ragged.query,
+        "qk_nope_head_dim": 128,
+        "bmm1_scale": tokens.softmax_scale,
+        "return_lse": True,
+        "cum_seq_lens_q": ends,
+        "max_q_len": 6,
+        "return_lse_base": "base2",
+    }
     flashinfer.trtllm_batch_decode_with_kv_cache_mla(**arguments)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -115,9 +120,15 @@ def test_flashinfer_wrapper_replayed_with_another_plan(arch):
         wrapper._workspace, use_cuda_graph=True, kv_indices=torch.zeros(64, dtype=torch.int32, device="cuda")
     )
     options = {
-        "num_heads": 16, "head_dim_ckv": LATENT, "head_dim_kpe": 64, "page_size": page_size, "causal": True,
-        "sm_scale": first.problem.softmax_scale, "q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16,
-    }  # fmt: skip
+        "num_heads": 16,
+        "head_dim_ckv": LATENT,
+        "head_dim_kpe": 64,
+        "page_size": page_size,
+        "causal": True,
+        "sm_scale": first.problem.softmax_scale,
+        "q_data_type": torch.bfloat16,
+        "kv_data_type": torch.bfloat16,
+    }
 
     def plan(lengths: list[int]) -> None:
         tables = first.problem.block_tables.clone()
@@ -155,7 +166,7 @@ def test_tokenspeed_decode(arch):
 def test_prefill(arch, face, causal):
     problem = prefill_reference.make_problem(
         [300, 5, 0, 130], [77, 600, 3, 0], 8, 4, 192, 128, torch.bfloat16, "cuda", strided=True
-    )  # fmt: skip
+    )
     prefill_reference.judge(problem, causal, *face(problem, causal))
 
 

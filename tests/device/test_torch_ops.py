@@ -46,10 +46,13 @@ def poisoned(given: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Results full of NaN; FP8 ones of its NaN, 0x7f."""
     (tokens, heads, _), (batch, q_len, *_) = given["query"].shape, given["absorbed"].shape
     shapes = {
-        "out": ((tokens, heads, 128), torch.bfloat16), "lse": ((tokens, heads), torch.float32),
-        "k_fp8": ((tokens, heads, 192), torch.float8_e4m3fn), "v_fp8": ((tokens, heads, 128), torch.float8_e4m3fn),
-        "decoded": ((batch, q_len, heads, 512), torch.bfloat16), "decoded_lse": ((batch, q_len, heads), torch.float32),
-    }  # fmt: skip
+        "out": ((tokens, heads, 128), torch.bfloat16),
+        "lse": ((tokens, heads), torch.float32),
+        "k_fp8": ((tokens, heads, 192), torch.float8_e4m3fn),
+        "v_fp8": ((tokens, heads, 128), torch.float8_e4m3fn),
+        "decoded": ((batch, q_len, heads, 512), torch.bfloat16),
+        "decoded_lse": ((batch, q_len, heads), torch.float32),
+    }
     return {name: poison(torch.empty(shape, dtype=dtype, device="cuda")) for name, (shape, dtype) in shapes.items()}
 
 

@@ -39,9 +39,15 @@ def test_the_same_tokens_as_with_sdpa(dtype, padded, cache, arch) -> None:
     for implementation in ("sdpa", "tsmla"):
         model.set_attn_implementation(implementation)
         said[implementation] = model.generate(
-            ids, attention_mask=mask, max_new_tokens=24, do_sample=False, cache_implementation=cache,
-            output_logits=True, return_dict_in_generate=True, disable_compile=True,
-        )  # fmt: skip
+            ids,
+            attention_mask=mask,
+            max_new_tokens=24,
+            do_sample=False,
+            cache_implementation=cache,
+            output_logits=True,
+            return_dict_in_generate=True,
+            disable_compile=True,
+        )
     compared = 0
     for row in range(BATCH):
         for step, (one, other) in enumerate(zip(said["sdpa"].logits, said["tsmla"].logits, strict=True)):

@@ -47,8 +47,14 @@ def test_bytes_of_difficult_rows(gpu, format, dtype):
         mla_write_cache(*cut(rows), slots, **cache.tensors, format=format, scale=scale, power_of_two_scales=rounded)
         assert not cache.differences(expected)
         whole = torch.full((len(rows), 584), float("nan"), dtype=dtype, device="cuda")
-        mla_read_cache(cache.tensors["cache"], *cut(whole[:, :576]), slots, format=format, scale=scale,
-                       **{name: x for name, x in cache.tensors.items() if name != "cache"})  # fmt: skip
+        mla_read_cache(
+            cache.tensors["cache"],
+            *cut(whole[:, :576]),
+            slots,
+            format=format,
+            scale=scale,
+            **{name: x for name, x in cache.tensors.items() if name != "cache"},
+        )
         want = restored(content, format, dtype, scale)
         want[(slots < 0) | (slots >= 45)] = 0
         assert same_numbers(whole[:, :576].contiguous(), want) and whole[:, 576:].isnan().all()
@@ -93,9 +99,15 @@ def test_rope_parts_are_rotated(gpu, format, dtype, interleaved):
         cache, expected = Cache(format, 9, 5), Cache(format, 9, 5)
         expected.put(slots, stored(rows[:, :512], k_pe, format, SCALE.get(format, 1.0)))
         mla_write_cache(
-            *cut(rows), slots, **cache.tensors, format=format, scale=SCALE.get(format, 1.0), cos_sin_cache=table,
-            positions=positions.int() if narrow else positions, rope_interleaved=interleaved,
-        )  # fmt: skip
+            *cut(rows),
+            slots,
+            **cache.tensors,
+            format=format,
+            scale=SCALE.get(format, 1.0),
+            cos_sin_cache=table,
+            positions=positions.int() if narrow else positions,
+            rope_interleaved=interleaved,
+        )
         assert not nan_alike(cache, expected)
 
 
@@ -107,9 +119,14 @@ def test_tables_of_hardly_any_position(gpu, rows):
     cache, expected = Cache("bf16", 1, 3), Cache("bf16", 1, 3)
     expected.put(slots, stored(keys[:, :512], rotated(keys[:, 512:], positions, table, True), "bf16"))
     mla_write_cache(
-        *cut(keys), slots, **cache.tensors, format="bf16", positions=positions, cos_sin_cache=table,
+        *cut(keys),
+        slots,
+        **cache.tensors,
+        format="bf16",
+        positions=positions,
+        cos_sin_cache=table,
         rope_interleaved=True,
-    )  # fmt: skip
+    )
     assert not nan_alike(cache, expected)
 
 
@@ -154,9 +171,14 @@ def test_reading_by_page_tables(gpu, format, dtype):
     given = {"block_tables": tables, "cum_seq_lens": ends, "seq_starts": starts}
     kv_c, k_pe = (torch.full((len(slots), width), float("nan"), dtype=dtype, device="cuda") for width in (512, 64))
     mla_read_cache(
-        kv_c=kv_c, k_pe=k_pe[:, None], **cache.tensors, format=format, scale=scale, enable_pdl=True,
+        kv_c=kv_c,
+        k_pe=k_pe[:, None],
+        **cache.tensors,
+        format=format,
+        scale=scale,
+        enable_pdl=True,
         **{name: torch.tensor(x, dtype=torch.int32, device="cuda") for name, x in given.items()},
-    )  # fmt: skip
+    )
     want = restored({name: x[slots.clamp_min(0).cuda()] for name, x in content.items()}, format, dtype, scale)
     want[(slots < 0).cuda()] = 0
     assert (slots >= 0).sum() == 14 and same_numbers(torch.cat([kv_c, k_pe], -1), want)
@@ -169,9 +191,10 @@ def test_lengths_that_are_none_lead_nowhere(gpu, ends):
     cache.put(torch.arange(12).cuda(), stored(*cut(difficult(12, torch.bfloat16)), "bf16"))
     requests = len(ends) - 1
     given = {
-        "block_tables": torch.randint(-1, 4, (requests, 2)), "cum_seq_lens": torch.tensor(ends),
+        "block_tables": torch.randint(-1, 4, (requests, 2)),
+        "cum_seq_lens": torch.tensor(ends),
         "seq_starts": torch.randint(-(2**31), 2**31 - 1, (requests,)),
-    }  # fmt: skip
+    }
     kv_c, k_pe = (torch.empty((9, width), dtype=torch.bfloat16, device="cuda") for width in (512, 64))
     mla_read_cache(cache.tensors["cache"], kv_c, k_pe, format="bf16", **{n: x.int().cuda() for n, x in given.items()})
 

@@ -73,7 +73,5 @@ def test_tokenspeed_decode(gpu):
 @pytest.mark.parametrize("face", [by_ragged_prefill, by_tokenspeed_prefill])
 def test_prefill(gpu, face):
     """More queries than keys, so that the first see none; keys and values are slices of one tensor."""
-    problem = prefill_reference.make_problem(
-        [40, 5], [33, 60], 2, 2, 192, 128, torch.bfloat16, "cuda", strided=True
-    )  # fmt: skip
+    problem = prefill_reference.make_problem([40, 5], [33, 60], 2, 2, 192, 128, torch.bfloat16, "cuda", strided=True)
     prefill_reference.judge(problem, True, *face(problem, True))

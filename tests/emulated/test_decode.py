@@ -16,8 +16,12 @@ from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.operators.checks import TORCH_DTYPES
 from unwatched import unwatched
 
-DTYPES = [(arch, torch_dtype) for arch in KERNELS for torch_dtype, ours in TORCH_DTYPES.items()
-          if ours in Arch(arch).facts.decode]  # fmt: skip
+DTYPES = [
+    (arch, torch_dtype)
+    for arch in KERNELS
+    for torch_dtype, ours in TORCH_DTYPES.items()
+    if ours in Arch(arch).facts.decode
+]
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
@@ -99,8 +103,10 @@ def test_splits_keep_the_largest_and_the_smallest_values_of_eight_bits(gpu, dtyp
     assert (got - exact).norm() <= 2**-8 * exact.norm()
 
 
-SIXTEEN_BITS = {torch.bfloat16: [(110, 100, -120, 0), (-120, 118, -123, 118), (0, -3, 12, 2)],
-                torch.float16: [(9, -3, 0, 9), (-12, -9, -2, 0)]}  # fmt: skip
+SIXTEEN_BITS = {
+    torch.bfloat16: [(110, 100, -120, 0), (-120, 118, -123, 118), (0, -3, 12, 2)],
+    torch.float16: [(9, -3, 0, 9), (-12, -9, -2, 0)],
+}
 """Powers of two of 128 columns each, for one request after the other."""
 
 

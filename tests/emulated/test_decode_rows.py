@@ -83,9 +83,14 @@ def test_accuracy_against_numbers_before_they_were_stored(gpu, batch, heads, key
 @pytest.mark.parametrize("key_factor, query_factor", [(1e-36, 1e36), (1e30, 1e-30)])
 def test_scales_of_any_magnitude(gpu, key_factor, query_factor):
     scaled = make_scaled(
-        [130, 3], 1, 16, key_factor=key_factor, query_factor=query_factor, power_of_two=False,
+        [130, 3],
+        1,
+        16,
+        key_factor=key_factor,
+        query_factor=query_factor,
+        power_of_two=False,
         softmax_scale=1 / (24 * key_factor * query_factor),
-    )  # fmt: skip
+    )
     assert all((own.scales > 0).all() for own in scaled.keys)
     check_scaled(scaled)
 

@@ -90,9 +90,11 @@ def test_the_same_tensors_with_other_lengths(gpu):
     others = ([1] * 4, [250, 3, 0, 40]), ([0, 0, 17, 0], [9] * 4), ([4] * 4, problem.seq_lens)
     for q_lens, seq_lens in (([1, 17, 2, 9], problem.seq_lens), *others):
         now = dataclasses.replace(
-            problem, cum_q=list(itertools.accumulate(q_lens, initial=0)), max_q_len=17,
+            problem,
+            cum_q=list(itertools.accumulate(q_lens, initial=0)),
+            max_q_len=17,
             seq_lens=[min(a, b) for a, b in zip(seq_lens, problem.seq_lens, strict=True)],
-        )  # fmt: skip
+        )
         given["cum_seq_lens_q"].copy_(torch.tensor(now.cum_q))
         given["seq_lens"].copy_(torch.tensor(now.seq_lens))
         given["out"].fill_(float("nan"))

@@ -11,8 +11,10 @@ from emulated_archs import KERNELS, SMS
 from tsmla.problems.pages import NO_PAGE
 
 pytestmark = [
-    pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS), pytest.mark.usefixtures("values_only"),
-]  # fmt: skip
+    pytest.mark.archs(*KERNELS),
+    pytest.mark.processors(SMS),
+    pytest.mark.usefixtures("values_only"),
+]
 PAGE = 128
 MOST_KEYS = 2**31 - 256
 """Most keys of a request: the last tile must end where 32 bits do. Keys from this one on are left out."""
@@ -33,8 +35,11 @@ def test_keys_beyond_the_most_of_a_request_are_left_out(gpu, length):
     table[0, first_page:] = torch.arange(pages)
     assert pages <= len(cache)
     given = problem.arguments(
-        kv_cache=cache, block_tables=table.to("cuda"), window_left=WINDOW, max_seq_len=2**31 - 1,
+        kv_cache=cache,
+        block_tables=table.to("cuda"),
+        window_left=WINDOW,
+        max_seq_len=2**31 - 1,
         seq_lens=torch.tensor([length], dtype=torch.int32, device="cuda"),
-    )  # fmt: skip
+    )
     out, lse = run(problem, **given)
     judge(problem, out, lse)

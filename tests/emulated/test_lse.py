@@ -77,9 +77,15 @@ def test_rows_of_no_request_keep_what_they_hold(gpu):
     lse = torch.full(problem.query.shape[:-1], 5.0, device="cuda")
     names = ("query", "kv_cache", "workspace_buffer", "kv_lora_rank", "qk_rope_head_dim", "block_tables", "seq_lens")
     _, got = flashinfer.trtllm_batch_decode_with_kv_cache_mla(
-        **{name: given[name] for name in names}, qk_nope_head_dim=128, max_seq_len=70, return_lse=True, lse=lse,
-        bmm1_scale=problem.softmax_scale, cum_seq_lens_q=given["cum_seq_lens_q"], max_q_len=2,
-    )  # fmt: skip
+        **{name: given[name] for name in names},
+        qk_nope_head_dim=128,
+        max_seq_len=70,
+        return_lse=True,
+        lse=lse,
+        bmm1_scale=problem.softmax_scale,
+        cum_seq_lens_q=given["cum_seq_lens_q"],
+        max_q_len=2,
+    )
     assert got is lse and (lse[3:] == 5).all() and (lse[:3] != 5).all()
 
 

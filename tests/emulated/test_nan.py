@@ -12,8 +12,10 @@ import tsmla
 from emulated_archs import KERNELS, PREFILLS, SMS
 
 pytestmark = [
-    pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS), pytest.mark.usefixtures("values_only"),
-]  # fmt: skip
+    pytest.mark.archs(*KERNELS),
+    pytest.mark.processors(SMS),
+    pytest.mark.usefixtures("values_only"),
+]
 DTYPES = [torch.bfloat16, torch.float8_e4m3fn]
 
 

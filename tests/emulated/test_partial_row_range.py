@@ -16,8 +16,10 @@ from decode_rows import attend_stored, make_scaled, make_whole, rounds
 from emulated_archs import SMS
 
 pytestmark = [
-    pytest.mark.archs("sm_90a"), pytest.mark.processors(SMS), pytest.mark.usefixtures("values_only"),
-]  # fmt: skip
+    pytest.mark.archs("sm_90a"),
+    pytest.mark.processors(SMS),
+    pytest.mark.usefixtures("values_only"),
+]
 KEYS, BLOCK = 600, 128
 SCALES = (-60, *range(-20, -6), 0, 60)
 """Powers of two of whole requests. Among the small ones are those from which on sums of 64 or 128 keys lie where rows

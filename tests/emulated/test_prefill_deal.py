@@ -73,9 +73,14 @@ class Finder:
     def kernel(self, found, ends_q, ends_kv, rows: tuple[Int32, Int32], heads: Int32, paired: Int32, one: Int32):
         geometry, number = self.geometry, cute.arch.block_idx()[0]
         tile = query_tile(
-            number, Packs(ends_q, ends_kv, rows, heads, Int32(1)), geometry.tile_q, geometry.kv_row_bytes, paired,
-            geometry.policy.short_last, one=one != 0,
-        )  # fmt: skip
+            number,
+            Packs(ends_q, ends_kv, rows, heads, Int32(1)),
+            geometry.tile_q,
+            geometry.kv_row_bytes,
+            paired,
+            geometry.policy.short_last,
+            one=one != 0,
+        )
         if cute.arch.thread_idx()[0] == 0:
             found[0, number] = tile.head
             found[1, number] = tile.tile
@@ -104,8 +109,9 @@ def dealer(request):
 
 def dealt(deal, geometry: PrefillGeometry, rows: int, keys: int, sequences: int, heads: int, processors: int):
     """The numbers of the tiles of each CTA that is launched."""
-    found = torch.full((1 + geometry.tasks, heads * tile_bound(rows, sequences, geometry.tile_q)), -1, device="cuda",
-                       dtype=torch.int32)  # fmt: skip
+    found = torch.full(
+        (1 + geometry.tasks, heads * tile_bound(rows, sequences, geometry.tile_q)), -1, device="cuda", dtype=torch.int32
+    )
     deal(found, rows, keys, sequences, heads, processors)
     ctas = [(count, own) for count, *own in found.T.tolist() if count >= 0]
     assert all(1 <= count <= geometry.tasks and set(own[count:]) <= {-1} for count, own in ctas)
@@ -154,9 +160,13 @@ def test_every_query_tile_has_a_number(gpu, finder):
     geometry, find = PrefillGeometry.of(variant), gpu.emulation.adopt(compiled)
 
     @given(
-        st.integers(1, 900), st.sampled_from([1, 7, 8, 9, 100]), st.integers(1, 3), st.integers(1, 80), st.floats(0, 1),
+        st.integers(1, 900),
+        st.sampled_from([1, 7, 8, 9, 100]),
+        st.integers(1, 3),
+        st.integers(1, 80),
+        st.floats(0, 1),
         st.booleans(),
-    )  # fmt: skip
+    )
     def numbered(queries, times, sequences, heads, share, one):
         count = -(-queries // geometry.tile_q)
         shape = Shape(sequences, queries, queries * times, heads)

@@ -45,8 +45,10 @@ def test_bytes_of_difficult_rows(gpu, rounded):
     rows = difficult(32, BF16)
     results = mla_quantize_q(rows.view(2, 2, 8, 576), power_of_two_scales=rounded)
     assert [(tuple(x.shape), x.dtype, x.is_contiguous()) for x in results] == [
-        ((2, 2, 8, 512), E4M3, True), ((2, 2, 8, 64), BF16, True), ((2, 2, 8), torch.float32, True),
-    ]  # fmt: skip
+        ((2, 2, 8, 512), E4M3, True),
+        ((2, 2, 8, 64), BF16, True),
+        ((2, 2, 8), torch.float32, True),
+    ]
     assert not differences(results, rows, rounded)
 
 

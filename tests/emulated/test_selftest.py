@@ -280,13 +280,14 @@ def test_the_command_runs_a_child(capsys, monkeypatch):
     [
         (prefill_problems, PREFILL, PrefillCase("small", (3, 5), (8, 70), sinks=True, lse_includes_sink=True)),
         (
-            prefill_problems, PREFILL,
+            prefill_problems,
+            PREFILL,
             PrefillCase("small", (3, 5, 2), (8, 70, 0), (5, 1), factors=(1.0, 2.0, 0.5), sinks=True, merges=True),
         ),
         (decode_problems, DECODE, DecodeCase("small", (9, 70), heads=5, sinks=True, lse_includes_sink=True)),
     ],
     ids=["prefill", "a merged prefill", "decode"],
-)  # fmt: skip
+)
 def test_sinks_that_are_forgotten_are_reported(compiled_kernels, monkeypatch, tests, variant, case):
     name = f"tsmla_{tests.__name__.rpartition('.')[2]}"
     operator = getattr(tests, name)

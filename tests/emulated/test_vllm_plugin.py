@@ -25,10 +25,16 @@ def test_decode(gpu, q_lens):
 
     impl = object.__new__(TsmlaImpl)
     impl.__dict__.update(
-        scale=SCALE, _fp8=False, _batch_invariant=False, _window_left=-1, dcp_world_size=1, dcp_rank=0,
-        need_to_return_lse_for_decode=sum(q_lens) < 4, _parallel=None,
+        scale=SCALE,
+        _fp8=False,
+        _batch_invariant=False,
+        _window_left=-1,
+        dcp_world_size=1,
+        dcp_rank=0,
+        need_to_return_lse_for_decode=sum(q_lens) < 4,
+        _parallel=None,
         _workspace=lambda heads, device: torch.empty(1 << 22, dtype=torch.int8, device=device),
-    )  # fmt: skip
+    )
     lengths = [70, 3]
     latent = torch.randn(HEADS, 4, 512, dtype=torch.bfloat16, device="cuda").transpose(0, 1)
     rope = torch.randn(4, HEADS, 192, dtype=torch.bfloat16, device="cuda")[..., 128:]
@@ -38,9 +44,13 @@ def test_decode(gpu, q_lens):
     ends = [0, q_lens[0], sum(q_lens)]
     starts = None if q_lens == [2, 2] else torch.tensor(ends, dtype=torch.int32, device="cuda")
     decode = types.SimpleNamespace(
-        block_table=table, seq_lens=seq_lens, dcp_tot_seq_lens=None, q_len=max(q_lens), starts=starts,
+        block_table=table,
+        seq_lens=seq_lens,
+        dcp_tot_seq_lens=None,
+        q_len=max(q_lens),
+        starts=starts,
         leaves_out=ends[-1] < 4,
-    )  # fmt: skip
+    )
     for part in latent, rope:
         part[ends[-1] :] = math.nan
     out, lse = impl.forward_mqa((latent, rope), cache, types.SimpleNamespace(decode=decode, max_seq_len=70), None)

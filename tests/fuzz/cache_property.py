@@ -82,18 +82,24 @@ def _write(case: CacheCase, keys: torch.Tensor, tensors: dict[str, Any]) -> tupl
     rows = Guarded(tuple(keys.shape), keys.dtype, (584, 1), keys)
     memory = {"kv_c and k_pe": rows, "slot_mapping": _integers(case, torch.tensor(case.slots))}
     given = {
-        "kv_c": rows.tensor[:, :512], "k_pe": rows.tensor[:, 512:], "slot_mapping": memory["slot_mapping"].tensor,
-        **tensors, "format": case.format, "scale": case.scale, "enable_pdl": case.pdl,
-    }  # fmt: skip
+        "kv_c": rows.tensor[:, :512],
+        "k_pe": rows.tensor[:, 512:],
+        "slot_mapping": memory["slot_mapping"].tensor,
+        **tensors,
+        "format": case.format,
+        "scale": case.scale,
+        "enable_pdl": case.pdl,
+    }
     if case.format in ("fp8_ds_mla", "snapmla"):
         given["power_of_two_scales"] = case.rounded
     if case.turn:
         positions, table = _turns(case)
         memory["positions"] = _integers(case, positions)
         given |= {
-            "positions": memory["positions"].tensor, "cos_sin_cache": table.cuda(),
+            "positions": memory["positions"].tensor,
+            "cos_sin_cache": table.cuda(),
             "rope_interleaved": case.turn == "neighbours",
-        }  # fmt: skip
+        }
     return memory, given
 
 
@@ -201,9 +207,14 @@ def _read(case: CacheCase, tensors: dict[str, Any]) -> tuple[dict[str, Guarded],
     told = {name: guarded.tensor for name, guarded in memory.items()}
     out = Guarded((len(places), 576), TORCH_DTYPE_OF[Dtype(case.dtype)], (592, 1))
     given = {
-        "kv_c": out.tensor[:, :512], "k_pe": out.tensor[:, 512:], **tensors, **told, "format": case.format,
-        "scale": case.scale, "enable_pdl": case.pdl,
-    }  # fmt: skip
+        "kv_c": out.tensor[:, :512],
+        "k_pe": out.tensor[:, 512:],
+        **tensors,
+        **told,
+        "format": case.format,
+        "scale": case.scale,
+        "enable_pdl": case.pdl,
+    }
     return {**memory, "read": out}, given, places
 
 

@@ -61,10 +61,14 @@ def expressible(call: Any, face: str) -> DecodeCase | PrefillCase:
     if isinstance(call, PrefillCase):
         ragged = face == "ragged"
         changes |= {
-            "k_scale": 1.0, "merges": False, "rope_layouts": (None, None), "output_scale": 1.0,
-            "lse_base": 2.0 if ragged else math.e, "ends_q": call.ends_kv if call.ends_q is None else call.ends_q,
+            "k_scale": 1.0,
+            "merges": False,
+            "rope_layouts": (None, None),
+            "output_scale": 1.0,
+            "lse_base": 2.0 if ragged else math.e,
+            "ends_q": call.ends_kv if call.ends_q is None else call.ends_q,
             **({} if ragged else {"v_scale": 1.0, "heads_first": None}),
-        }  # fmt: skip
+        }
         return dataclasses.replace(call, **changes)
     parallel = face in ("tokenspeed_mla", "trtllm") and call.sight.cp_world > 1 and (call.lse or face != "trtllm")
     window = call.sight.window_left if face == "tokenspeed_mla" and call.sight.causal and call.visible is None else -1
@@ -75,9 +79,12 @@ def expressible(call: Any, face: str) -> DecodeCase | PrefillCase:
             sight, cp_world=call.sight.cp_world, cp_rank=call.sight.cp_rank, cp_interleave=interleave
         )
     changes |= {
-        "sight": sight, "causal_seqs": call.causal_seqs if sight.cp_world > 1 else None, "visible": None,
-        "batch_invariant": False, "query": "joined",
-    }  # fmt: skip
+        "sight": sight,
+        "causal_seqs": call.causal_seqs if sight.cp_world > 1 else None,
+        "visible": None,
+        "batch_invariant": False,
+        "query": "joined",
+    }
     if face == "tokenspeed_mla":
         changes |= {"lse_base": 2.0, "lse_layout": None, "ends_q": None, "tokens": 0}
         if call.visible is not None and call.ends_q is None and sight == Sight(causal=sight.causal):

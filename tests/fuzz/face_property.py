@@ -130,9 +130,12 @@ def _decode(case: FaceCase, place: Place, memory: dict[str, Guarded], given: dic
     if lse is not None and lse.ndim == 3 and not case.nested and lse.stride(0) == lse.shape[1] * lse.stride(1):
         lse = lse.flatten(0, 1)
     taken |= {
-        "qk_nope_head_dim": 128, "bmm1_scale": call.softmax_scale, "bmm2_scale": call.output_scale, "lse": lse,
+        "qk_nope_head_dim": 128,
+        "bmm1_scale": call.softmax_scale,
+        "bmm2_scale": call.output_scale,
+        "lse": lse,
         "return_lse_base": "basee" if call.lse_base == math.e else "base2",
-    }  # fmt: skip
+    }
     if call.sight.cp_world > 1:
         taken |= {name: given[name] for name in ("cp_world", "cp_rank")}
         taken |= {"enable_dcp": True, "causal_seqlens_kv_global": given["causal_seqs"]}
@@ -142,9 +145,15 @@ def _decode(case: FaceCase, place: Place, memory: dict[str, Guarded], given: dic
 def _by_flash_mla(**given: Any) -> Any:
     cache = given["kv_cache"].unsqueeze(2)
     return flash_mla.flash_mla_with_kvcache(
-        given["query"], cache, given["block_tables"], given["seq_lens"], LATENT_DIM, None,
-        softmax_scale=given["softmax_scale"], causal=given["causal_mask"],
-    )  # fmt: skip
+        given["query"],
+        cache,
+        given["block_tables"],
+        given["seq_lens"],
+        LATENT_DIM,
+        None,
+        softmax_scale=given["softmax_scale"],
+        causal=given["causal_mask"],
+    )
 
 
 def _with_negative_infinity(lse: Any) -> torch.Tensor:
@@ -182,8 +191,12 @@ def _by_wrapper(case: FaceCase, place: Place, memory: dict[str, Guarded], given:
         plan(given["seq_lens"])
     flat_out = None if out is None else out.view(tokens, heads, LATENT_DIM)
     taken = {
-        "query": query.reshape(tokens, heads, LATENT_DIM + ROPE_DIM), "kv_cache": given["kv_cache"], "out": flat_out,
-        "lse": lse, "return_lse": call.lse, "return_lse_base_on_e": call.lse and call.lse_base == math.e,
-    }  # fmt: skip
+        "query": query.reshape(tokens, heads, LATENT_DIM + ROPE_DIM),
+        "kv_cache": given["kv_cache"],
+        "out": flat_out,
+        "lse": lse,
+        "return_lse": call.lse,
+        "return_lse_base_on_e": call.lse and call.lse_base == math.e,
+    }
     with call.manner.modes():
         return wrapper.run(**taken)

@@ -51,9 +51,14 @@ def _earlier(case: PrefillCase, lse: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def _judge(
-    case: PrefillCase, got: torch.Tensor, got_lse: torch.Tensor, new: torch.Tensor, new_lse: torch.Tensor,
-    old: torch.Tensor, old_lse: torch.Tensor,
-) -> None:  # fmt: skip
+    case: PrefillCase,
+    got: torch.Tensor,
+    got_lse: torch.Tensor,
+    new: torch.Tensor,
+    new_lse: torch.Tensor,
+    old: torch.Tensor,
+    old_lse: torch.Tensor,
+) -> None:
     lse = torch.logaddexp(new_lse, old_lse)
     shares = [torch.exp(x - lse).nan_to_num(0.0)[..., None] for x in (new_lse, old_lse)]
     old = torch.where(shares[1] == 0, 0.0, old)

@@ -63,8 +63,7 @@ def stored(key: np.ndarray, format: str, scale: float, rounded: bool) -> dict[st
         return {"codes": codes(quotients(key, scale))}
     if format == "snapmla":
         s = scale_of(c, True, rounded)
-        return {"codes": codes(quotients(c, s)), "scales": np.array([s]),
-                "rope": quotients(r, s)}  # fmt: skip
+        return {"codes": codes(quotients(c, s)), "scales": np.array([s]), "rope": quotients(r, s)}
     scales = np.array([scale_of(block, False, rounded) for block in c.reshape(4, 128)], np.float32)
     divided = quotients(c.reshape(4, 128), scales[:, None]).ravel()
     return {"codes": codes(divided), "scales": scales}

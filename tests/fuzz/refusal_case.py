@@ -53,10 +53,13 @@ class Refusal(Plain):
 
 
 TABLES = {
-    "prefill": wrong_arguments.PREFILL, "decode": wrong_arguments.DECODE, "pack": wrong_arguments.PACK,
-    "write_cache": wrong_arguments.WRITE_CACHE, "read_cache": wrong_arguments.READ_CACHE,
+    "prefill": wrong_arguments.PREFILL,
+    "decode": wrong_arguments.DECODE,
+    "pack": wrong_arguments.PACK,
+    "write_cache": wrong_arguments.WRITE_CACHE,
+    "read_cache": wrong_arguments.READ_CACHE,
     "quantize_q": wrong_arguments.QUANTIZE_Q,
-}  # fmt: skip
+}
 
 
 _ONE_RANK: dict[type, dict[str, Any]] = {DecodeCase: {"sight": Sight()}}

@@ -18,13 +18,21 @@ from .refusal_case import TABLES, Refusal
 from .wrong_arguments import SPOIL
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
-    "prefill": tsmla.tsmla_prefill, "decode": tsmla.tsmla_decode, "pack": tsmla.mla_kv_pack_quantize_fp8,
-    "write_cache": tsmla.mla_write_cache, "read_cache": tsmla.mla_read_cache, "quantize_q": tsmla.mla_quantize_q,
-}  # fmt: skip
+    "prefill": tsmla.tsmla_prefill,
+    "decode": tsmla.tsmla_decode,
+    "pack": tsmla.mla_kv_pack_quantize_fp8,
+    "write_cache": tsmla.mla_write_cache,
+    "read_cache": tsmla.mla_read_cache,
+    "quantize_q": tsmla.mla_quantize_q,
+}
 _PROPERTIES: dict[str, Any] = {
-    "prefill": prefill_property, "decode": decode_property, "pack": pack_property, "write_cache": cache_property,
-    "read_cache": cache_property, "quantize_q": query_property,
-}  # fmt: skip
+    "prefill": prefill_property,
+    "decode": decode_property,
+    "pack": pack_property,
+    "write_cache": cache_property,
+    "read_cache": cache_property,
+    "quantize_q": query_property,
+}
 
 
 def check(case: Refusal, place: Place) -> None:

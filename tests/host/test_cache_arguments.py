@@ -27,9 +27,10 @@ CACHES = {"bf16": (576, BF16), "fp16": (576, torch.float16), "e4m3": (576, E4M3)
 def cache_of(format: str) -> dict[str, torch.Tensor]:
     if format == "snapmla":
         return {
-            "cache": torch.zeros(PAGES, PAGE, 512, dtype=E4M3), "rope_cache": torch.zeros(PAGES, PAGE, 64, dtype=BF16),
+            "cache": torch.zeros(PAGES, PAGE, 512, dtype=E4M3),
+            "rope_cache": torch.zeros(PAGES, PAGE, 64, dtype=BF16),
             "scale_cache": torch.zeros(PAGES, PAGE),
-        }  # fmt: skip
+        }
     width, dtype = CACHES[format]
     return {"cache": torch.zeros(PAGES, PAGE, width, dtype=dtype)}
 
@@ -132,10 +133,12 @@ WRONG = {
     "another format": ({"format": "bf16"}, r"cache is torch.uint8; accepted: torch.bfloat16"),
     "another width": ({"format": "e4m3"}, r"cache has shape \[4, 24, 656\]; it must be \[pages, page_size, 576\]"),
     "a format of three tensors": (
-        {"format": "snapmla"}, "rope_cache is not given; snapmla rows lie in cache, rope_cache and scale_cache",
+        {"format": "snapmla"},
+        "rope_cache is not given; snapmla rows lie in cache, rope_cache and scale_cache",
     ),
     "a rope cache": (
-        {"rope_cache": torch.zeros(PAGES, PAGE, 64)}, "rope_cache is given; fp8_ds_mla rows lie in cache alone",
+        {"rope_cache": torch.zeros(PAGES, PAGE, 64)},
+        "rope_cache is given; fp8_ds_mla rows lie in cache alone",
     ),
     "scales": ({"scale_cache": torch.zeros(PAGES, PAGE)}, "scale_cache is given; fp8_ds_mla rows lie in cache alone"),
     "a scale of the cache": ({"scale": 0.5}, "scale is 0.5; it must be 1, because a cache of fp8_ds_mla rows has none"),
@@ -149,7 +152,8 @@ WRONG = {
         r"cache has strides \(10560, 660, 1\) of 1-byte elements; the outer strides must be multiples of 16 bytes",
     ),
     "a cache in the middle of 16 bytes": (
-        {"cache": torch.zeros(4, 16, 672, dtype=torch.uint8)[..., 8:664]}, "cache starts at address 0x[0-9a-f]+8",
+        {"cache": torch.zeros(4, 16, 672, dtype=torch.uint8)[..., 8:664]},
+        "cache starts at address 0x[0-9a-f]+8",
     ),
     "a cache too large": (
         {"cache": torch.zeros(1, 1, 656, dtype=torch.uint8).expand(2**16, 2**16, 656)},
@@ -159,7 +163,7 @@ WRONG = {
     "a rope part of another dtype": ({"k_pe": torch.zeros(5, 64)}, "k_pe is torch.float32; accepted: torch.bfloat16"),
     "rows of another width": ({"kv_c": torch.zeros(5, 576, dtype=BF16)}, r"kv_c has shape \[5, 576\]; it must be"),
     "rows of float32": ({"kv_c": torch.zeros(5, 512)}, "kv_c is torch.float32; accepted: torch.bfloat16"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
@@ -218,15 +222,18 @@ TURNS = {
     "other tokens": ({"positions": torch.arange(6)}, r"positions has shape \[6\]; it must be \[5\]"),
     "positions of floats": ({"positions": torch.zeros(5)}, "positions is torch.float32; accepted: torch.int64, torch."),
     "a narrow table": (
-        {"cos_sin_cache": torch.zeros(9, 32)}, r"cos_sin_cache has shape \[9, 32\]; it must be \[max_positions, 64\]",
+        {"cos_sin_cache": torch.zeros(9, 32)},
+        r"cos_sin_cache has shape \[9, 32\]; it must be \[max_positions, 64\]",
     ),
     "a table of fp16": (
-        {"cos_sin_cache": torch.zeros(9, 64).half()}, "cos_sin_cache is torch.float16; accepted: torch.float32",
+        {"cos_sin_cache": torch.zeros(9, 64).half()},
+        "cos_sin_cache is torch.float16; accepted: torch.float32",
     ),
     "a table with odd pitch": (
-        {"cos_sin_cache": torch.zeros(9, 66, dtype=BF16)[:, :64]}, r"cos_sin_cache has strides \(66, 1\) of 2-byte",
+        {"cos_sin_cache": torch.zeros(9, 66, dtype=BF16)[:, :64]},
+        r"cos_sin_cache has strides \(66, 1\) of 2-byte",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
@@ -263,16 +270,19 @@ READS = {
         "indices is not given; it must be, or block_tables and cum_seq_lens",
     ),
     "lengths of other requests": (
-        {"cum_seq_lens": torch.zeros(4, dtype=torch.int32)}, r"cum_seq_lens has shape \[4\]; it must be \[3\]",
+        {"cum_seq_lens": torch.zeros(4, dtype=torch.int32)},
+        r"cum_seq_lens has shape \[4\]; it must be \[3\]",
     ),
     "starts of other requests": (
-        {"seq_starts": torch.zeros(3, dtype=torch.int32)}, r"seq_starts has shape \[3\]; it must be \[2\]",
+        {"seq_starts": torch.zeros(3, dtype=torch.int32)},
+        r"seq_starts has shape \[3\]; it must be \[2\]",
     ),
     "lengths of 64 bits": ({"cum_seq_lens": torch.zeros(3, dtype=torch.int64)}, "cum_seq_lens is torch.int64; acc"),
     "tables with gaps": (
-        {"block_tables": torch.zeros(2, 6, dtype=torch.int32)[:, ::2]}, r"block_tables has strides \(6, 2\); its last",
+        {"block_tables": torch.zeros(2, 6, dtype=torch.int32)[:, ::2]},
+        r"block_tables has strides \(6, 2\); its last",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])

@@ -29,10 +29,15 @@ VARIANTS = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
 APART_ROWS = {"row": ROWS["snapmla"]}
 DECODE_APART = dataclasses.replace(DECODE, dtype=Dtype.E4M3, **APART_ROWS)
 FORMS = (
-    *((variant, False) for variant in VARIANTS), (DECODE, True), (READ_CACHE, True), (DECODE_APART, False),
-    (DECODE_APART, True), (QUANTIZE_Q, True),
-    (dataclasses.replace(WRITE_CACHE, **APART_ROWS), False), (dataclasses.replace(READ_CACHE, **APART_ROWS), True),
-)  # fmt: skip
+    *((variant, False) for variant in VARIANTS),
+    (DECODE, True),
+    (READ_CACHE, True),
+    (DECODE_APART, False),
+    (DECODE_APART, True),
+    (QUANTIZE_Q, True),
+    (dataclasses.replace(WRITE_CACHE, **APART_ROWS), False),
+    (dataclasses.replace(READ_CACHE, **APART_ROWS), True),
+)
 """Variants, and whether query tokens of all requests lie one behind the other, or keys are told by page tables."""
 SIZES = {
     "tokens_q": 5, "tokens_kv": 7, "heads_q": 4, "heads_kv": 2, "batch_size": 3, "batch": 3, "requests": 3, "q_len": 2,
@@ -92,9 +97,10 @@ def tensor_of(variant: Variant, argument: Argument, packed: bool = False, **size
 def given_in(variant: Variant, packed: bool) -> list[Argument]:
     """The tensors of a call's form."""
     without = {
-        ("decode", False): {"cum_seq_lens_q"}, ("read_cache", True): {"indices"},
+        ("decode", False): {"cum_seq_lens_q"},
+        ("read_cache", True): {"indices"},
         ("read_cache", False): {"block_tables", "cum_seq_lens", "seq_starts"},
-    }.get((variant.family, packed), set())  # fmt: skip
+    }.get((variant.family, packed), set())
     if variant.family in ("decode", "read_cache", "write_cache") and not variant.row.apart:
         without = {*without, "query_scales", "rope_cache", "scale_cache"}
     return [a for a in operator_of(variant).given if a.name not in without]

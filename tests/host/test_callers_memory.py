@@ -47,10 +47,16 @@ def decode_inputs(packed: bool = False, **changes: Any) -> dict[str, Any]:
 
 def prefill_inputs(**changes: Any) -> dict[str, Any]:
     given = {
-        "query": distinct(5, HEADS, 192), "key": distinct(7, 2, 192), "value": distinct(7, 2, 128), "seq_lens": None,
-        "cum_seq_lens": ints(0, 3, 7), "max_seq_len": 4, "batch_size": 2, "softmax_scale": 0.1,
+        "query": distinct(5, HEADS, 192),
+        "key": distinct(7, 2, 192),
+        "value": distinct(7, 2, 128),
+        "seq_lens": None,
+        "cum_seq_lens": ints(0, 3, 7),
+        "max_seq_len": 4,
+        "batch_size": 2,
+        "softmax_scale": 0.1,
         "cum_seq_lens_q": ints(0, 3, 4),
-    }  # fmt: skip
+    }
     return {**given, **changes}
 
 
@@ -78,9 +84,11 @@ def trtllm(packed: bool, *shape: int) -> Call:
 def lists(*q_ends: int) -> dict[str, torch.Tensor]:
     """What a plan is made of: page lists, and where query tokens end."""
     return {
-        "qo_indptr": ints(*q_ends), "kv_indptr": ints(0, 1, 5, 6), "kv_indices": ints(*range(6)),
+        "qo_indptr": ints(*q_ends),
+        "kv_indptr": ints(0, 1, 5, 6),
+        "kv_indices": ints(*range(6)),
         "kv_len_arr": ints(3, 100, 2),
-    }  # fmt: skip
+    }
 
 
 def plan(wrapper: flashinfer.BatchMLAPagedAttentionWrapper, lists: dict[str, torch.Tensor]) -> None:
@@ -94,9 +102,11 @@ def wrapper(*plans: dict[str, torch.Tensor], before: int, **options: Any) -> Cal
     """A wrapper of which `before` plans have been made, and all others are made together with the run."""
     planned = flashinfer.BatchMLAPagedAttentionWrapper(ROOM, **options)
     given = {
-        "query": distinct(TOKENS, HEADS, 576), "kv_cache": distinct(PAGES, PAGE, 576), "lse": nan(TOKENS, HEADS),
+        "query": distinct(TOKENS, HEADS, 576),
+        "kv_cache": distinct(PAGES, PAGE, 576),
+        "lse": nan(TOKENS, HEADS),
         "out": nan(TOKENS, HEADS, 512, dtype=BF16),
-    }  # fmt: skip
+    }
     for each in plans[:before]:
         plan(planned, each)
 
@@ -169,10 +179,12 @@ CALLS: dict[str, Callable[[], Call]] = {
     "read": lambda: read(indices=ints(*range(TOKENS))),
     "read by tables": lambda: read(block_tables=torch.zeros(2, 3, dtype=torch.int32), cum_seq_lens=ints(0, 3, 6)),
     "quantised query": quantize,
-    "tokenspeed_mla decode": lambda: tokenspeed(tokenspeed_mla.tokenspeed_mla_decode, **decode_inputs(
-        out=nan(3, 2, HEADS, 512, dtype=BF16), softmax_scale=0.1)),
-    "tokenspeed_mla prefill": lambda: tokenspeed(tokenspeed_mla.tokenspeed_mla_prefill, **prefill_inputs(
-        out=nan(5, HEADS, 128, dtype=BF16))),
+    "tokenspeed_mla decode": lambda: tokenspeed(
+        tokenspeed_mla.tokenspeed_mla_decode, **decode_inputs(out=nan(3, 2, HEADS, 512, dtype=BF16), softmax_scale=0.1)
+    ),
+    "tokenspeed_mla prefill": lambda: tokenspeed(
+        tokenspeed_mla.tokenspeed_mla_prefill, **prefill_inputs(out=nan(5, HEADS, 128, dtype=BF16))
+    ),
     "trtllm decode": lambda: trtllm(False, TOKENS),
     "trtllm decode, nested LSE": lambda: trtllm(False, 3, 2),
     "trtllm decode of a pack": lambda: trtllm(True, TOKENS),
@@ -181,7 +193,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "wrapper, planned again": lambda: wrapper(lists(*UNEVEN), lists(*EVEN), before=1, use_cuda_graph=True),
     "ragged": ragged,
     "FlashMLA": flash,
-}  # fmt: skip
+}
 every_call = pytest.mark.parametrize("make", CALLS.values(), ids=CALLS.keys())
 
 

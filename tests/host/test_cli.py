@@ -272,8 +272,7 @@ def test_a_command_that_does_not_exist(capsys) -> None:
 
 
 def test_python_m_tsmla_is_the_command() -> None:
-    done = run_python("import runpy, sys; sys.argv[1:] = ['prove'];"
-                      "runpy.run_module('tsmla', run_name='__main__')")  # fmt: skip
+    done = run_python("import runpy, sys; sys.argv[1:] = ['prove'];runpy.run_module('tsmla', run_name='__main__')")
     assert done.returncode == 2
     assert "usage: tsmla" in done.stderr and "probe" in done.stderr
 

@@ -21,8 +21,10 @@ def test_a_reader_that_stops_early_is_no_error():
 def test_output_that_cannot_be_written_is_one_sentence(command: str, unbuffered: str) -> None:
     ran = subprocess.run(
         ["bash", "-c", f"{shlex.quote(sys.executable)} -m tsmla {command} > /dev/full"],
-        capture_output=True, text=True, env=python_environment(PYTHONUNBUFFERED=unbuffered),
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=python_environment(PYTHONUNBUFFERED=unbuffered),
+    )
     assert ran.returncode == 1
     assert re.fullmatch(r"tsmla: the output cannot be written: .*No space left on device\n", ran.stderr)
 

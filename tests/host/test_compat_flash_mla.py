@@ -101,9 +101,14 @@ def test_it_launches_what_the_operator_does(
             face[name], value = given, float(given)
             factor, out_factor = factor * value, value if name == "descale_k" else out_factor
     compare(
-        recorder, face, softmax_scale=factor, output_scale=out_factor, causal_mask=causal, sinks=face.get("attn_sink"),
+        recorder,
+        face,
+        softmax_scale=factor,
+        output_scale=out_factor,
+        causal_mask=causal,
+        sinks=face.get("attn_sink"),
         batch_invariant=invariant,
-    )  # fmt: skip
+    )
 
 
 def test_the_first_version_s_positional_call(recorder):
@@ -208,7 +213,7 @@ REFUSED = [
     ({"use_legacy": "yes"}, "use_legacy is 'yes'"),
     ({"enable_batch_invariant": "yes"}, "enable_batch_invariant is 'yes'"),
     ({"attn_sink": torch.zeros(HEADS + 1)}, r"sinks has shape \[5\].*sinks is attn_sink here"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("changes", "text"), REFUSED, ids=[next(reversed(changes)) for changes, _ in REFUSED])

@@ -143,8 +143,12 @@ def test_context_parallelism(recorder):
 
 
 @many
-@given(lengths=some.lists(some.integers(0, 4), min_size=BATCH, max_size=BATCH), padding=some.integers(0, 2),
-       parallel=some.booleans(), with_out=some.booleans())  # fmt: skip
+@given(
+    lengths=some.lists(some.integers(0, 4), min_size=BATCH, max_size=BATCH),
+    padding=some.integers(0, 2),
+    parallel=some.booleans(),
+    with_out=some.booleans(),
+)
 def test_queries_of_different_lengths_are_a_pack(recorder, lengths, padding, parallel, with_out):
     tokens = sum(lengths) + padding
     if not tokens:
@@ -301,11 +305,17 @@ def test_ragged_prefill_launches_what_the_operator_does(recorder, dtype, d_qk, o
             face["backend"] = "cute-dsl"
     operator = {
         **{name: face[name] for name in ("query", "key", "value", "batch_size", "is_causal", "cum_seq_lens_q")},
-        "seq_lens": None, "cum_seq_lens": face["cum_seq_lens_kv"], "max_seq_len": 15, "return_lse": lse,
-        "softmax_scale": float(face["bmm1_scale"]), "v_scale": float(face["bmm2_scale"]),
-        "enable_pdl": bool(face["enable_pdl"]), "sinks": face.get("attention_sinks"),
-        "lse_includes_sink": sinks and lse, "lse_base": 2,
-    }  # fmt: skip
+        "seq_lens": None,
+        "cum_seq_lens": face["cum_seq_lens_kv"],
+        "max_seq_len": 15,
+        "return_lse": lse,
+        "softmax_scale": float(face["bmm1_scale"]),
+        "v_scale": float(face["bmm2_scale"]),
+        "enable_pdl": bool(face["enable_pdl"]),
+        "sinks": face.get("attention_sinks"),
+        "lse_includes_sink": sinks and lse,
+        "lse_base": 2,
+    }
     _, got, variant = launched(recorder, lambda: ragged(**face))
     _, want, wanted = launched(recorder, lambda: tsmla_prefill(**operator))
     assert variant == wanted

@@ -55,9 +55,15 @@ def checks_dtype(dtype: Dtype) -> torch.dtype:
 def test_the_kernel_gets_its_arguments_in_contract_order(recorder):
     visible = torch.zeros(BATCH, Q_LEN, dtype=torch.int32)
     given = inputs(
-        causal_seqs=ints(2, 4, 6), local_visible_lens=visible, window_left=7, cp_world=2, cp_rank=1,
-        cp_interleave_size=16, output_scale=np.float32(0.5), causal_mask=False,
-    )  # fmt: skip
+        causal_seqs=ints(2, 4, 6),
+        local_visible_lens=visible,
+        window_left=7,
+        cp_world=2,
+        cp_rank=1,
+        cp_interleave_size=16,
+        output_scale=np.float32(0.5),
+        causal_mask=False,
+    )
     out, lse = tsmla_decode(**given, return_lse=True)
     (arguments,) = recorder.launches
     expected = [given[n] for n in ("query", "kv_cache", "block_tables", "seq_lens", "causal_seqs")]

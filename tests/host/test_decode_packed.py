@@ -58,9 +58,11 @@ def test_cumulative_lengths_of_64_bits_are_narrowed(recorder):
 def test_nothing_is_launched_where_there_is_nothing(recorder, tokens, requests, heads):
     query = torch.zeros(tokens, heads, 576, dtype=torch.bfloat16)
     given = packed(
-        query=query, cum_seq_lens_q=ints(*[0] * (requests + 1)), seq_lens=ints(*[1] * requests),
+        query=query,
+        cum_seq_lens_q=ints(*[0] * (requests + 1)),
+        seq_lens=ints(*[1] * requests),
         block_tables=torch.zeros(requests, 6, dtype=torch.int32),
-    )  # fmt: skip
+    )
     out, lse = tsmla_decode(**given, return_lse=True)
     assert out.shape == (tokens, heads, 512) and lse.shape == (tokens, heads) and recorder.launches == []
 

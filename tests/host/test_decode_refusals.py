@@ -228,9 +228,10 @@ TENSORS = ("query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens", 
 
 def all_tensors() -> dict:
     return inputs(
-        causal_seqs=LENGTHS.clone(), local_visible_lens=torch.zeros(BATCH, Q_LEN, dtype=torch.int32),
+        causal_seqs=LENGTHS.clone(),
+        local_visible_lens=torch.zeros(BATCH, Q_LEN, dtype=torch.int32),
         out=bf16(BATCH, Q_LEN, HEADS, 512),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", (*TENSORS, "out"))

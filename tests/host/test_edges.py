@@ -119,9 +119,14 @@ def _scales(variant, keys: int) -> dict[str, int]:
 
 def test_every_kernel_has_a_table():
     assert {p.values[1] for p in SCHEDULES} == {
-        "sm90/prefill", "sm90/decode/row64", "sm90/decode/row64 pair", "sm90/decode/row16", "sm100/prefill",
-        "sm100/decode solo", "sm100/decode pair",
-    }  # fmt: skip
+        "sm90/prefill",
+        "sm90/decode/row64",
+        "sm90/decode/row64 pair",
+        "sm90/decode/row16",
+        "sm100/prefill",
+        "sm100/decode solo",
+        "sm100/decode pair",
+    }
 
 
 @pytest.mark.parametrize(("variant", "kernel", "schedule"), SCHEDULES)

@@ -35,9 +35,13 @@ ROOMS = {
 """Room of tsmla, or module that stands by itself ("" is `__init__.py`) -> the others that its files may name, besides
 each other."""
 TENSOR_MODULES = {
-    "integrations.shared.heads", "integrations.shared.padding", "integrations.shared.ready",
-    "integrations.transformers", "tools.selftest.child", "torch_ops",
-}  # fmt: skip
+    "integrations.shared.heads",
+    "integrations.shared.padding",
+    "integrations.shared.ready",
+    "integrations.transformers",
+    "tools.selftest.child",
+    "torch_ops",
+}
 """Modules of tsmla that handle tensors and so import torch, besides whole rooms of them."""
 TENSOR_ROOMS = ("compat.", "operators.", "problems.")
 LIGHT = {"operators.prepare", "problems.cases"}
@@ -268,11 +272,8 @@ def test_every_public_name_is_there() -> None:
 def test_the_stub_names_what_the_package_offers() -> None:
     stub = ast.parse((TSMLA / "__init__.pyi").read_text("utf-8"))
     named = {
-        alias.asname: node.module
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }  # fmt: skip
+        alias.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
     assert named == tsmla._MODULE_OF
 
 

@@ -247,9 +247,14 @@ def test_cute_dsl_libs_counts_only_when_the_file_exists(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("driver", "flavours", "taken"),
-    [(None, ("cu12", "cu13"), "cu12"), (12, ("cu12", "cu13"), "cu12"), (13, ("cu12", "cu13"), "cu13"),
-     (13, ("cu12",), "cu12"), (14, ("cu12", "cu13"), "cu13")],
-)  # fmt: skip
+    [
+        (None, ("cu12", "cu13"), "cu12"),
+        (12, ("cu12", "cu13"), "cu12"),
+        (13, ("cu12", "cu13"), "cu13"),
+        (13, ("cu12",), "cu12"),
+        (14, ("cu12", "cu13"), "cu13"),
+    ],
+)
 def test_flavour_of_the_runtime_follows_the_driver(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: int | None, flavours: tuple[str, ...], taken: str
 ) -> None:

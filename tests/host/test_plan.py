@@ -100,8 +100,11 @@ def test_a_workspace_is_enough_whatever_rows_the_cache_has(arch: Arch, sm_count:
 
 def test_wide_rows_are_those_that_products_read_in_16_bits() -> None:
     assert [wide_rows(uniform_row(dtype)) for dtype in (Dtype.BF16, Dtype.FP16, Dtype.E4M3, Dtype.E5M2)] == [
-        True, True, False, False,
-    ]  # fmt: skip
+        True,
+        True,
+        False,
+        False,
+    ]
     assert not any(wide_rows(row) for row in ROWS.values() if row.scales)
 
 

@@ -33,8 +33,12 @@ def requests(draw):
 
 
 @settings(max_examples=300, deadline=None)
-@given(case=requests(), deal=st.sampled_from([FINE, COARSE, *IN_STEP, *DEALS.values()]), parts=st.integers(8, 80),
-       slots=st.sampled_from([0, 1, 7, 40, 1000]))  # fmt: skip
+@given(
+    case=requests(),
+    deal=st.sampled_from([FINE, COARSE, *IN_STEP, *DEALS.values()]),
+    parts=st.integers(8, 80),
+    slots=st.sampled_from([0, 1, 7, 40, 1000]),
+)
 def test_every_key_of_every_row_once(case, deal: Deal, parts: int, slots: int) -> None:
     heads, q_lens, seq_lens = case
     line = check(deal, seq_lens, q_lens, heads, parts, slots).line

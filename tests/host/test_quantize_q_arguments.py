@@ -83,10 +83,12 @@ WRONG = {
     ),
     "results of packed tokens": (outs(6, 4), r"nope_out has shape \[6, 4, 512\]; it must be \[2, 3, 4, 512\]"),
     "a result of bytes": (
-        {"nope_out": torch.zeros(2, 3, 4, 512, dtype=torch.uint8)}, "nope_out is torch.uint8; accepted: torch.float8",
+        {"nope_out": torch.zeros(2, 3, 4, 512, dtype=torch.uint8)},
+        "nope_out is torch.uint8; accepted: torch.float8",
     ),
     "results that share memory": (
-        {"scale_out": torch.zeros(1, 1, 1).expand(2, 3, 4)}, "scale_out has shape .* share memory",
+        {"scale_out": torch.zeros(1, 1, 1).expand(2, 3, 4)},
+        "scale_out has shape .* share memory",
     ),
     "a flag in words": ({"power_of_two_scales": "no"}, "power_of_two_scales is 'no'; it must be True or False"),
     "no flag": ({"enable_pdl": None}, "enable_pdl is a NoneType; it must be True or False"),
@@ -94,7 +96,7 @@ WRONG = {
         {"query": torch.zeros(1, 1, 1, 576, dtype=BF16).expand(2**15, 2**10, 2**6, 576), **dict.fromkeys(OUTS)},
         "query has 33554432 tokens x 64 heads; at most 1073741824 rows fit one call",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])

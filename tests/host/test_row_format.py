@@ -48,8 +48,12 @@ def test_snapmlas_row_whose_scale_is_of_all_its_pieces() -> None:
 
 def test_rows_by_name() -> None:
     assert {name: row.bytes for name, row in ROWS.items()} == {
-        "bf16": 1152, "fp16": 1152, "e4m3": 576, "fp8_ds_mla": 656, "snapmla": 640,
-    }  # fmt: skip
+        "bf16": 1152,
+        "fp16": 1152,
+        "e4m3": 576,
+        "fp8_ds_mla": 656,
+        "snapmla": 640,
+    }
     assert [name for name, row in ROWS.items() if row.apart] == ["snapmla"]
     assert len({row.text(Dtype.BF16) for row in ROWS.values()}) == len(ROWS)
 

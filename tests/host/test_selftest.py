@@ -182,9 +182,12 @@ def test_shares_are_all_kernels_with_their_inputs_made_once(processes: int, full
     assert sorted(each.symbol() for share in found for each in share) == [each.symbol() for each in variants]
     assert all(len({each.family for each in share}) == 1 for share in found)
     inputs = [
-        {dataclasses.replace(each, **{name: vars(variants[0]).get(name) for name in NO_INPUTS & vars(each).keys()})
-         for each in share} for share in found
-    ]  # fmt: skip
+        {
+            dataclasses.replace(each, **{name: vars(variants[0]).get(name) for name in NO_INPUTS & vars(each).keys()})
+            for each in share
+        }
+        for share in found
+    ]
     assert sum(map(len, inputs)) == len(set().union(*inputs))
     work = [len(share) * len(cases_of(share[0].family, full=full)) for share in found]
     assert work == sorted(work, reverse=True)

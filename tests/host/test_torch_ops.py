@@ -105,9 +105,15 @@ def ints(*values: int) -> torch.Tensor:
 def required(operator: Operator) -> dict[str, Any]:
     """What each call of torch.ops.tsmla's operator must have."""
     if operator is PREFILL:
-        return {"query": random(TOKENS, HEADS, 192), "key": random(TOKENS, HEADS, 192),
-                "value": random(TOKENS, HEADS, 256)[..., :128], "cum_seq_lens": ints(0, 2, TOKENS),
-                "batch_size": BATCH, "softmax_scale": 0.5, "out": random(TOKENS, HEADS, 128)}  # fmt: skip
+        return {
+            "query": random(TOKENS, HEADS, 192),
+            "key": random(TOKENS, HEADS, 192),
+            "value": random(TOKENS, HEADS, 256)[..., :128],
+            "cum_seq_lens": ints(0, 2, TOKENS),
+            "batch_size": BATCH,
+            "softmax_scale": 0.5,
+            "out": random(TOKENS, HEADS, 128),
+        }
     if operator is DECODE:
         return {"query": random(BATCH, 1, HEADS, 576), "kv_cache": random(PAGES, 64, 576),
                 "workspace_buffer": torch.zeros(SMS * HEADS * 8 * 513 * 4, dtype=torch.int8), "kv_lora_rank": 512,
@@ -115,17 +121,35 @@ def required(operator: Operator) -> dict[str, Any]:
                 "seq_lens": ints(100, 3), "max_seq_len": 200, "softmax_scale": 0.1,
                 "out": random(BATCH, 1, HEADS, 512)}  # fmt: skip
     if operator is WRITE_CACHE:
-        return {"kv_c": random(TOKENS, 512), "k_pe": random(TOKENS, 64), "slot_mapping": torch.arange(TOKENS),
-                "cache": torch.zeros(PAGES, 64, 656, dtype=torch.uint8), "format": "fp8_ds_mla"}  # fmt: skip
+        return {
+            "kv_c": random(TOKENS, 512),
+            "k_pe": random(TOKENS, 64),
+            "slot_mapping": torch.arange(TOKENS),
+            "cache": torch.zeros(PAGES, 64, 656, dtype=torch.uint8),
+            "format": "fp8_ds_mla",
+        }
     if operator is READ_CACHE:
-        return {"cache": torch.zeros(PAGES, 64, 656, dtype=torch.uint8), "kv_c": random(TOKENS, 512),
-                "k_pe": random(TOKENS, 64), "format": "fp8_ds_mla"}  # fmt: skip
+        return {
+            "cache": torch.zeros(PAGES, 64, 656, dtype=torch.uint8),
+            "kv_c": random(TOKENS, 512),
+            "k_pe": random(TOKENS, 64),
+            "format": "fp8_ds_mla",
+        }
     if operator is QUANTIZE_Q:
-        return {"query": random(BATCH, 1, HEADS, 576), "nope_out": torch.empty(BATCH, 1, HEADS, 512, dtype=E4M3),
-                "rope_out": random(BATCH, 1, HEADS, 64), "scale_out": torch.zeros(BATCH, 1, HEADS)}  # fmt: skip
-    return {"k_nope": random(TOKENS, HEADS, 128), "k_pe": random(TOKENS, 64), "v": random(TOKENS, HEADS, 128),
-            "k_out": torch.empty(TOKENS, HEADS, 192, dtype=E4M3), "v_out": torch.empty(TOKENS, HEADS, 128, dtype=E4M3),
-            "fp8_dtype": E4M3}  # fmt: skip
+        return {
+            "query": random(BATCH, 1, HEADS, 576),
+            "nope_out": torch.empty(BATCH, 1, HEADS, 512, dtype=E4M3),
+            "rope_out": random(BATCH, 1, HEADS, 64),
+            "scale_out": torch.zeros(BATCH, 1, HEADS),
+        }
+    return {
+        "k_nope": random(TOKENS, HEADS, 128),
+        "k_pe": random(TOKENS, 64),
+        "v": random(TOKENS, HEADS, 128),
+        "k_out": torch.empty(TOKENS, HEADS, 192, dtype=E4M3),
+        "v_out": torch.empty(TOKENS, HEADS, 128, dtype=E4M3),
+        "fp8_dtype": E4M3,
+    }
 
 
 def optional(operator: Operator) -> dict[str, Any]:
@@ -138,11 +162,20 @@ def optional(operator: Operator) -> dict[str, Any]:
                 "lse": torch.zeros(BATCH, 1, HEADS), "sinks": torch.randn(HEADS), "window_left": 5, "lse_base": 2.0,
                 "lse_includes_sink": True, "output_scale": 0.5, "batch_invariant": True}  # fmt: skip
     if operator is WRITE_CACHE:
-        return {"power_of_two_scales": True, "enable_pdl": True, "positions": torch.arange(TOKENS),
-                "cos_sin_cache": torch.randn(9, 64), "rope_interleaved": True}  # fmt: skip
+        return {
+            "power_of_two_scales": True,
+            "enable_pdl": True,
+            "positions": torch.arange(TOKENS),
+            "cos_sin_cache": torch.randn(9, 64),
+            "rope_interleaved": True,
+        }
     if operator is READ_CACHE:
-        return {"block_tables": ints(*range(PAGES)).view(BATCH, -1), "cum_seq_lens": ints(0, 2, TOKENS),
-                "seq_starts": ints(0, 70), "enable_pdl": True}  # fmt: skip
+        return {
+            "block_tables": ints(*range(PAGES)).view(BATCH, -1),
+            "cum_seq_lens": ints(0, 2, TOKENS),
+            "seq_starts": ints(0, 70),
+            "enable_pdl": True,
+        }
     if operator is QUANTIZE_Q:
         return {"power_of_two_scales": False, "enable_pdl": True}
     return {"k_scale_inv": 2.0, "v_scale_inv": 0.25}
@@ -159,9 +192,12 @@ def test_schemas_are_what_callers_were_promised(operator) -> None:
 
 
 CALLED = {
-    "query[1]": "query_pe", "key[1]": "key_pe", "query[2]": "query_scales", "kv_cache[1]": "rope_cache",
+    "query[1]": "query_pe",
+    "key[1]": "key_pe",
+    "query[2]": "query_scales",
+    "kv_cache[1]": "rope_cache",
     "kv_cache[2]": "scale_cache",
-}  # fmt: skip
+}
 """What tensors of tuples are called in schemas."""
 
 

@@ -113,8 +113,13 @@ def test_a_compiled_model_gives_the_same(model, reference) -> None:
 def call(**changes):
     """The attention function as a model calls it."""
     module = types.SimpleNamespace(is_causal=True)
-    given = {"query": torch.randn(2, 4, 5, 192), "key": torch.randn(2, 2, 7, 192), "value": torch.randn(2, 2, 7, 128),
-             "attention_mask": None, "scaling": 0.1}  # fmt: skip
+    given = {
+        "query": torch.randn(2, 4, 5, 192),
+        "key": torch.randn(2, 2, 7, 192),
+        "value": torch.randn(2, 2, 7, 128),
+        "attention_mask": None,
+        "scaling": 0.1,
+    }
     return integration.attention(module, **{**given, **changes})
 
 

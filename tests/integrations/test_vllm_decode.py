@@ -80,9 +80,13 @@ def test_requests_of_other_query_lengths(kernels, make_impl, q_lens, joined):
     if not tokens:
         return
     made = object.__new__(TsmlaMetadataBuilder)._build_decode(
-        block_table_tensor=table, seq_lens_device=lengths, query_start_loc_cpu=starts, query_start_loc_device=starts,
-        num_decode_tokens=tokens, dcp_tot_seq_lens_device=None,
-    )  # fmt: skip
+        block_table_tensor=table,
+        seq_lens_device=lengths,
+        query_start_loc_cpu=starts,
+        query_start_loc_device=starts,
+        num_decode_tokens=tokens,
+        dcp_tot_seq_lens_device=None,
+    )
     assert (made.starts is None) == alike(q_lens)
     q = torch.randn(HEADS, tokens, 512).to(BF16).transpose(0, 1), torch.randn(tokens, HEADS, 64).to(BF16)
     out, _ = make_impl().forward_mqa(torch.cat(q, -1) if joined else q, cache, batch(made, 50), LAYER)
@@ -191,19 +195,26 @@ def test_uneven_batches_are_refused():
 def test_the_builder_keeps_requests_that_have_tokens():
     made = object.__new__(TsmlaMetadataBuilder)
     decode = made._build_decode(
-        block_table_tensor=torch.zeros(5, 7, dtype=torch.int32), seq_lens_device=torch.arange(5), max_seq_len=9,
-        query_start_loc_cpu=torch.tensor([0, 4, 8, 8, 8, 8]), query_start_loc_device=None, num_decode_tokens=8,
-        max_query_len=4, dcp_tot_seq_lens_device=torch.arange(5) + 10,
-    )  # fmt: skip
+        block_table_tensor=torch.zeros(5, 7, dtype=torch.int32),
+        seq_lens_device=torch.arange(5),
+        max_seq_len=9,
+        query_start_loc_cpu=torch.tensor([0, 4, 8, 8, 8, 8]),
+        query_start_loc_device=None,
+        num_decode_tokens=8,
+        max_query_len=4,
+        dcp_tot_seq_lens_device=torch.arange(5) + 10,
+    )
     assert decode.q_len == 4 and decode.block_table.shape == (2, 7)
     assert decode.seq_lens.tolist() == [0, 1] and decode.dcp_tot_seq_lens.tolist() == [10, 11]
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=30)
 @given(
-    q_lens=st.lists(st.integers(0, 4), min_size=2, max_size=4), left_out=st.integers(0, 5), lse=st.booleans(),
+    q_lens=st.lists(st.integers(0, 4), min_size=2, max_size=4),
+    left_out=st.integers(0, 5),
+    lse=st.booleans(),
     cache=st.sampled_from(["auto", "fp8"]),
-)  # fmt: skip
+)
 @example([4, 0], 0, False, "auto")
 @example([1, 4, 1], 0, False, "auto")
 @example([2, 1], 1, True, "auto")
@@ -222,9 +233,15 @@ def test_lengths_that_only_the_gpu_knows(kernels, nan_in_new_memory, make_impl, 
     made = object.__new__(TsmlaMetadataBuilder)
     made._host_knows_lengths = False
     decoded = made._build_decode(
-        block_table_tensor=table, seq_lens_device=lengths, query_start_loc_cpu=on_host, query_start_loc_device=starts,
-        num_decode_tokens=tokens, dcp_tot_seq_lens_device=None, max_query_len=4, max_seq_len=50,
-    )  # fmt: skip
+        block_table_tensor=table,
+        seq_lens_device=lengths,
+        query_start_loc_cpu=on_host,
+        query_start_loc_device=starts,
+        num_decode_tokens=tokens,
+        dcp_tot_seq_lens_device=None,
+        max_query_len=4,
+        max_seq_len=50,
+    )
     q = torch.randn(tokens, HEADS, 576).to(dtype)
     q[sum(q_lens) :] = torch.full((), math.nan)
     impl = make_impl(cache=cache)
@@ -234,8 +251,9 @@ def test_lengths_that_only_the_gpu_knows(kernels, nan_in_new_memory, make_impl, 
     scales = {"scale": SCALE * 0.5 * 0.25, "out_scale": 0.25} if cache == "fp8" else {}
     want = [
         expected(q[int(starts[b]) : int(starts[b + 1])].float(), [keys[b].float()], n, **scales)
-        for b, n in enumerate(q_lens) if n
-    ]  # fmt: skip
+        for b, n in enumerate(q_lens)
+        if n
+    ]
     assert out.dtype == BF16
     close(out, torch.cat([*want, torch.zeros(left_out, HEADS, 512).double()]))
     assert (out_lse is None) == (not lse)
@@ -251,9 +269,13 @@ def test_results_are_made_in_advance_only_where_tokens_may_be_left_out(kernels, 
     q, starts = torch.randn(3, HEADS, 576).to(BF16), torch.tensor([0, 1, 3], dtype=torch.int32)
     cache, table, lengths = cached([torch.randn(30, 576).to(BF16)] * 2)
     made = object.__new__(TsmlaMetadataBuilder)._build_decode(
-        block_table_tensor=table, seq_lens_device=lengths, query_start_loc_cpu=starts, query_start_loc_device=starts,
-        num_decode_tokens=3, dcp_tot_seq_lens_device=None,
-    )  # fmt: skip
+        block_table_tensor=table,
+        seq_lens_device=lengths,
+        query_start_loc_cpu=starts,
+        query_start_loc_device=starts,
+        num_decode_tokens=3,
+        dcp_tot_seq_lens_device=None,
+    )
     make_impl().forward_mqa(q, cache, batch(made, 30), LAYER)
     assert made.starts is not None and asked[0]["out"] is asked[0]["lse"] is None
 

@@ -29,9 +29,14 @@ def backend(config, kernels):
     def make(fp8: bool = False) -> TsmlaPrefill:
         config.attention_config.use_prefill_query_quantization = fp8
         return TsmlaPrefill(
-            num_heads=HEADS, scale=SCALE, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+            num_heads=HEADS,
+            scale=SCALE,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
             vllm_config=config,
-        )  # fmt: skip
+        )
 
     return make
 
@@ -59,9 +64,14 @@ def test_a_context_chunk_as_old_and_new_vllms_ask_for_it(backend):
     starts_q, starts_kv = ints(0, 2, 5), ints(0, 12, 12)
     old = types.SimpleNamespace(cu_seq_lens=starts_kv[None], seq_tot=[12], token_to_seq=[None], starts=[None])
     new = types.SimpleNamespace(
-        query_start_loc=starts_q, cu_seq_lens=starts_kv, request_slice=None, token_slice=None, num_context_tokens=12,
-        token_to_seq=None, starts=None,
-    )  # fmt: skip
+        query_start_loc=starts_q,
+        cu_seq_lens=starts_kv,
+        request_slice=None,
+        token_slice=None,
+        num_context_tokens=12,
+        token_to_seq=None,
+        starts=None,
+    )
     want, want_lse = expected(q[:2], k, v, causal=False)
     for arguments in ({"chunk_idx": 0}, {"chunk": new}):
         made = backend()
@@ -74,18 +84,26 @@ def test_a_context_chunk_as_old_and_new_vllms_ask_for_it(backend):
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=20)
 @given(
-    new=st.lists(st.integers(0, 4), min_size=1, max_size=3), left_out=st.integers(1, 5), fp8=st.booleans(),
-    lse=st.booleans(), given_out=st.booleans(),
-)  # fmt: skip
+    new=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    left_out=st.integers(1, 5),
+    fp8=st.booleans(),
+    lse=st.booleans(),
+    given_out=st.booleans(),
+)
 def test_tokens_that_the_gpu_leaves_out(backend, nan_in_new_memory, config, new, left_out, fp8, lse, given_out):
     """They see no key, among new tokens and in the context, under any decode backend."""
     config.speculative_config = types.SimpleNamespace(enable_adaptive_verification=True)
     made, mine = backend(fp8), sum(new)
     starts, tokens = ints(0, *itertools.accumulate(new)), sum(new) + left_out
     chunk = types.SimpleNamespace(
-        query_start_loc=starts, cu_seq_lens=ints(0, *[9] * len(new)), request_slice=None, token_slice=None,
-        num_context_tokens=9, token_to_seq=None, starts=None,
-    )  # fmt: skip
+        query_start_loc=starts,
+        cu_seq_lens=ints(0, *[9] * len(new)),
+        request_slice=None,
+        token_slice=None,
+        num_context_tokens=9,
+        token_to_seq=None,
+        starts=None,
+    )
     made.prepare_metadata(types.SimpleNamespace(query_start_loc=starts, chunked_context=None))
     for context in (False, True):
         q, k, v = inputs(tokens, 9 if context else tokens)

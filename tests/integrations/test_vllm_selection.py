@@ -68,8 +68,9 @@ def test_the_entry_point_names_the_function():
 
 def test_the_example_names_both_backends():
     assert runpy.run_path(str(ROOT / "examples" / "vllm_generate.py"))["BACKENDS"] == {
-        "backend": plugin.NAME, "mla_prefill_backend": plugin.NAME,
-    }  # fmt: skip
+        "backend": plugin.NAME,
+        "mla_prefill_backend": plugin.NAME,
+    }
 
 
 def why(**changes) -> str | None:

@@ -467,9 +467,14 @@ def _judged(
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, window: int = 2**31,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    causal: bool,
+    window: int = 2**31,
     limits: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and natural-log LSE of one sequence in float64; a row without keys gives 0 and -inf.
 
     window: how many keys before its own a causal query sees at most.

@@ -126,9 +126,14 @@ class Emulation:
         return self.run(entry, module, [launch], reached, extents(reached, names, lambda name: True))
 
     def run(
-        self, name: str, module: Module, launches: list[Launch], arguments: Sequence[Any], touched: list[Extent],
+        self,
+        name: str,
+        module: Module,
+        launches: list[Launch],
+        arguments: Sequence[Any],
+        touched: list[Extent],
         library: Path | None = None,
-    ) -> Call:  # fmt: skip
+    ) -> Call:
         """Run launches in order over the memory that they may touch, and check what they left behind.
 
         Raises EmulationError, and GuardError when memory outside of every allocation changed.

@@ -57,8 +57,11 @@ _FIRST = {
     "rsqrt": "special function", "tanh": "special function", "mapa": "integer", "getctarank": "integer",
 }  # fmt: skip
 _ASYNC = {
-    "wgmma.mma_async": "matrix", "tcgen05.mma": "matrix", "tcgen05.ld": "tensor memory", "tcgen05.st": "tensor memory",
-}  # fmt: skip
+    "wgmma.mma_async": "matrix",
+    "tcgen05.mma": "matrix",
+    "tcgen05.ld": "tensor memory",
+    "tcgen05.st": "tensor memory",
+}
 _ARITHMETIC = (
     "add sub mul mad fma div rem neg abs min max and or xor not shl shr shf popc clz brev bfind bfe bfi prmt lop3 "
     "copysign mul24"

@@ -180,8 +180,9 @@ def _cost(instruction: Instruction, item: Encoded, m: Machine) -> Cost:
     if name in ("load", "store", "atomic"):
         moved = 32 * item.width * max(1, len(item.items))
         if item.flags & 7 == SPACES["global"]:
-            return Cost("rate", pipe="move", occupancy=m.shuffle.clocks,
-                        latency=m.load_latency.clocks if name != "store" else 0)  # fmt: skip
+            return Cost(
+                "rate", pipe="move", occupancy=m.shuffle.clocks, latency=m.load_latency.clocks if name != "store" else 0
+            )
         latency = m.shared_latency.clocks if name != "store" else 0
         return Cost(
             "rate", pipe="move", occupancy=1, latency=latency, port=-(-moved // 128), loads=int(name != "store")
@@ -205,10 +206,15 @@ def _anchor(instruction: Instruction, item: Encoded, name: str, m: Machine) -> C
         "cp_async_commit": "copy_commit", "cp_async_arrive": "copy_arrive",
     }  # fmt: skip
     stalls = {
-        "proxy_fence": m.proxy_fence.clocks, "memory_fence": m.memory_fence.clocks, "wgmma_fence": 1,
-        "set_registers": m.set_registers.clocks, "tmem_alloc": m.tensor_alloc.clocks, "tmem_dealloc": 1,
-        "tensor_fence": 1, "grid_wait": 1,
-    }  # fmt: skip
+        "proxy_fence": m.proxy_fence.clocks,
+        "memory_fence": m.memory_fence.clocks,
+        "wgmma_fence": 1,
+        "set_registers": m.set_registers.clocks,
+        "tmem_alloc": m.tensor_alloc.clocks,
+        "tmem_dealloc": 1,
+        "tensor_fence": 1,
+        "grid_wait": 1,
+    }
     if name in plain:
         return Cost("anchor", plain[name])
     if name in stalls:
@@ -228,6 +234,11 @@ def _anchor(instruction: Instruction, item: Encoded, name: str, m: Machine) -> C
         rate = m.tensor_load_rate if load else m.tensor_store_rate
         clocks = max(1, round(len(item.items) * 128 / rate.value))
         latency = (m.tensor_load_latency if load else m.tensor_store_latency).clocks
-        return Cost("anchor", "tensor_load" if load else "tensor_store", "tensor_memory", occupancy=clocks,
-                    latency=clocks + latency)  # fmt: skip
+        return Cost(
+            "anchor",
+            "tensor_load" if load else "tensor_store",
+            "tensor_memory",
+            occupancy=clocks,
+            latency=clocks + latency,
+        )
     return None

@@ -105,9 +105,15 @@ def _decoded(words: list[int], position: int) -> Coded:
         size = word >> 74 & 15 if word & 0x1FF == 0x108 else 0
     result, operands = word >> 110 & 7, word >> 113 & 7
     return Coded(
-        name, guarded, target, word >> 105 & 15, word >> 116 & 63, result if result < 6 else None,
-        operands if operands < 6 else None, size,
-    )  # fmt: skip
+        name,
+        guarded,
+        target,
+        word >> 105 & 15,
+        word >> 116 & 63,
+        result if result < 6 else None,
+        operands if operands < 6 else None,
+        size,
+    )
 
 
 def _after_sleep(words: list[int], position: int) -> bool:

@@ -210,8 +210,12 @@ class PeerDecode(_Replays):
             ends[busy] = self.replayed(self.call, 0, machine, memory)
         attention = sum(ends[busy].clocks for busy in waves) + (len(waves) - 1) * machine.cta_gap.value
         splits = max(1, clusters // (s.sequences * -(-s.queries * s.heads // (64 * ctas))))
-        details = {"attention": float(attention), "clusters": float(clusters), "splits": float(splits),
-                   "copied, of the keys' bytes": again}  # fmt: skip
+        details = {
+            "attention": float(attention),
+            "clusters": float(clusters),
+            "splits": float(splits),
+            "copied, of the keys' bytes": again,
+        }
         clocks = float(attention)
         if len(self.call.launches) > 1:
             near = Memory(machine.copy_latency.value, machine.l2.value)

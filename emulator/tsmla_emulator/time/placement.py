@@ -62,8 +62,13 @@ class Placer:
         ends = [at for at, pc in enumerate(ptx) if pc < len(costs) and costs[pc].kind in ANCHORS]
         starts = [0, *(end + 1 for end in ends)]
         parts = [range(start, end) for start, end in zip(starts, [*ends, len(ptx)], strict=True)]
-        mixes = [mix_of([self.opcodes[ptx[at]] for at in part if ptx[at] < len(costs)],
-                        [costs[ptx[at]] for at in part if ptx[at] < len(costs)]) for part in parts]  # fmt: skip
+        mixes = [
+            mix_of(
+                [self.opcodes[ptx[at]] for at in part if ptx[at] < len(costs)],
+                [costs[ptx[at]] for at in part if ptx[at] < len(costs)],
+            )
+            for part in parts
+        ]
         stretches = self._matcher.stretches([anchor_of(costs[ptx[at]], self.opcodes[ptx[at]]) for at in ends], mixes)
         found: list[int] = []
         moved = np.zeros(len(ptx), np.int64)

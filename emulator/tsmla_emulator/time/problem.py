@@ -155,8 +155,9 @@ class PrefillTraced(Traced):
         details = {"per KV tile": per_tile, "beside tiles, a CTA": fixed, "CTAs": float(len(durations))}
         if self.most > 1:
             details["beside tiles, a further query tile"] = further
-        return Modelled(machine, clocks, machine.launch.value, details, ends[1], prepared,
-                        self.calls[1].report.traces, per_tile)  # fmt: skip
+        return Modelled(
+            machine, clocks, machine.launch.value, details, ends[1], prepared, self.calls[1].report.traces, per_tile
+        )
 
     def memory(self, machine: Machine) -> Memory:
         """Return what a copy finds on average: the first copy of each byte comes from HBM, all others from L2."""

@@ -48,10 +48,15 @@ class _Parameters(Structure):
 
 class _WarpTrace(Structure):
     _fields_ = (
-        ("instructions", POINTER(c_uint32)), ("notes", POINTER(c_uint32)), ("instruction_count", c_uint64),
-        ("note_count", c_uint64), ("rank", c_uint32), ("warp", c_uint32), ("tests", POINTER(c_uint32)),
+        ("instructions", POINTER(c_uint32)),
+        ("notes", POINTER(c_uint32)),
+        ("instruction_count", c_uint64),
+        ("note_count", c_uint64),
+        ("rank", c_uint32),
+        ("warp", c_uint32),
+        ("tests", POINTER(c_uint32)),
         ("test_count", c_uint64),
-    )  # fmt: skip
+    )
 
 
 class _Waited(Structure):
@@ -60,9 +65,14 @@ class _Waited(Structure):
 
 class _Busy(Structure):
     _fields_ = (
-        ("issue", c_uint64 * 4), ("pipes", c_uint64 * len(PIPES) * 4), ("tensor", c_uint64), ("port", c_uint64),
-        ("copied", c_uint64), ("tensor_bins", c_uint32 * BINS), ("mufu_bins", c_uint32 * BINS),
-    )  # fmt: skip
+        ("issue", c_uint64 * 4),
+        ("pipes", c_uint64 * len(PIPES) * 4),
+        ("tensor", c_uint64),
+        ("port", c_uint64),
+        ("copied", c_uint64),
+        ("tensor_bins", c_uint32 * BINS),
+        ("mufu_bins", c_uint32 * BINS),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,5 +286,6 @@ def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory, others: 
     for code, _ in cleaned:
         for position, times in zip(*np.unique(code, return_counts=True), strict=True):
             coverage[prepared.rule(int(position))] += int(times)
-    return Replayed(int(clocks), waited, units, np.array(first.tensor_bins), np.array(first.mufu_bins), coverage,
-                    int(first.copied))  # fmt: skip
+    return Replayed(
+        int(clocks), waited, units, np.array(first.tensor_bins), np.array(first.mufu_bins), coverage, int(first.copied)
+    )

@@ -52,15 +52,22 @@ class StreamTraced(Traced):
         at_once = min(resident(launch), -(-ctas // machine.processors))
         together = [
             dataclasses.replace(trace, warp=trace.warp + cta * _warps(launch))
-            for cta in range(at_once) for trace in traces
-        ]  # fmt: skip
+            for cta in range(at_once)
+            for trace in traces
+        ]
         shown = replay(prepared, together, Memory(machine.copy_latency_hbm.value, machine.l2.value))
         sets = -(-ctas // (machine.processors * at_once))
         gap = machine.cta_gap.value
         issued = sets * (shown.clocks + gap) - gap
         moved = self.bytes / (machine.hbm.value * 1e3 / machine.clock.value)
-        details = {"CTAs": float(ctas), "CTAs of an SM at once": float(at_once), "a set of them": float(shown.clocks),
-                   "sets": float(sets), "bytes": float(self.bytes), "moving them": moved}  # fmt: skip
+        details = {
+            "CTAs": float(ctas),
+            "CTAs of an SM at once": float(at_once),
+            "a set of them": float(shown.clocks),
+            "sets": float(sets),
+            "bytes": float(self.bytes),
+            "moving them": moved,
+        }
         clocks = max(issued, moved + shown.clocks)
         return Modelled(machine, clocks, machine.launch.value, details, shown, prepared, together)
 
@@ -99,8 +106,9 @@ def _call_pack(variant: Any) -> None:
 
     both = _random(variant, ROWS_TRACED, 1, variant.d_nope + variant.d_v)
     k_nope, v = both.split([variant.d_nope, variant.d_v], -1)
-    tsmla.mla_kv_pack_quantize_fp8(k_nope, _random(variant, ROWS_TRACED, variant.d_rope), v,
-                                   fp8_dtype=TORCH_DTYPE_OF[variant.out_dtype])  # fmt: skip
+    tsmla.mla_kv_pack_quantize_fp8(
+        k_nope, _random(variant, ROWS_TRACED, variant.d_rope), v, fp8_dtype=TORCH_DTYPE_OF[variant.out_dtype]
+    )
 
 
 def _pack_bytes(variant: Any, tokens: int, rows: int) -> int:
@@ -119,11 +127,13 @@ def _cache_of(variant: Any) -> dict[str, Any]:
     from tsmla.operators.checks import TORCH_DTYPE_OF
 
     row, pages = variant.row, ROWS_TRACED // PAGE
-    given = {"cache": torch.zeros(pages, PAGE, variant.row_width, dtype=TORCH_DTYPE_OF[variant.cache_dtype],
-                                  device="cuda")}  # fmt: skip
+    given = {
+        "cache": torch.zeros(pages, PAGE, variant.row_width, dtype=TORCH_DTYPE_OF[variant.cache_dtype], device="cuda")
+    }
     if row.apart:
-        given["rope_cache"] = torch.zeros(pages, PAGE, row.piece("rope").columns,
-                                          dtype=TORCH_DTYPE_OF[variant.rope_dtype], device="cuda")  # fmt: skip
+        given["rope_cache"] = torch.zeros(
+            pages, PAGE, row.piece("rope").columns, dtype=TORCH_DTYPE_OF[variant.rope_dtype], device="cuda"
+        )
         given["scale_cache"] = torch.ones(pages, PAGE, device="cuda")
     return given
 

@@ -63,9 +63,10 @@ def busy(modelled: Modelled) -> list[str]:
 def role_of(prepared: Prepared, trace: Any) -> str:
     """Return what a warp does, as its code says; else its number."""
     roles = collections.Counter(
-        source.role for position in set((trace.instructions & 0x3FFFFFFF).tolist())
+        source.role
+        for position in set((trace.instructions & 0x3FFFFFFF).tolist())
         if position < len(prepared.entry.instructions) and (source := prepared.entry.instructions[position].source)
-    )  # fmt: skip
+    )
     roles.pop("", None)
     return roles.most_common(1)[0][0] if roles else f"warp {trace.warp}"
 
@@ -143,10 +144,16 @@ def coverage(modelled: Modelled) -> list[str]:
     total = sum(modelled.shown.coverage.values())
     lines = [f"cost of {total:,} warp instructions replayed, polling left out:"]
     if placer := modelled.prepared.placer:
-        kinds = [f"{kind} {given / asked:.2f}" for kind, asked, given in
-                 zip(KINDS, placer.asked, placer.given, strict=True) if asked > 0.002 * placer.asked.sum()]  # fmt: skip
-        lines = [f"machine code of {placer.matched:,} of {placer.all:,} stretches between anchors found; of PTX's "
-                 f"instructions it has {', '.join(kinds)}", *lines]  # fmt: skip
+        kinds = [
+            f"{kind} {given / asked:.2f}"
+            for kind, asked, given in zip(KINDS, placer.asked, placer.given, strict=True)
+            if asked > 0.002 * placer.asked.sum()
+        ]
+        lines = [
+            f"machine code of {placer.matched:,} of {placer.all:,} stretches between anchors found; of PTX's "
+            f"instructions it has {', '.join(kinds)}",
+            *lines,
+        ]
     for rule, times in modelled.shown.coverage.most_common():
         lines.append(f"  {times / total:5.1%} {rule}: {RULES[rule]}")
     return lines

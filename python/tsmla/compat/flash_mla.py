@@ -92,9 +92,14 @@ def flash_mla_with_kvcache(
     Raises what `tsmla_decode` raises; the texts have both functions' names of an argument.
     """
     translate.refused(
-        _FACE, _SPARSE, indices=indices, extra_k_cache=extra_k_cache, topk_length=topk_length,
-        extra_indices_in_kvcache=extra_indices_in_kvcache, extra_topk_length=extra_topk_length,
-    )  # fmt: skip
+        _FACE,
+        _SPARSE,
+        indices=indices,
+        extra_k_cache=extra_k_cache,
+        topk_length=topk_length,
+        extra_indices_in_kvcache=extra_indices_in_kvcache,
+        extra_topk_length=extra_topk_length,
+    )
     translate.refused(_FACE, "dense caches have one format", kv_format=kv_format)
     checks.flag(_FACE, "use_legacy", use_legacy)
     checks.flag(_FACE, "enable_batch_invariant", enable_batch_invariant)
@@ -151,9 +156,11 @@ def _scales(
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else checks.number(_FACE, "softmax_scale", softmax_scale)
     if not eight_bits:
         translate.refused(
-            _FACE, f"it belongs to 8-bit caches, and k_cache is {k_cache.dtype}",
-            descale_q=descale_q, descale_k=descale_k,
-        )  # fmt: skip
+            _FACE,
+            f"it belongs to 8-bit caches, and k_cache is {k_cache.dtype}",
+            descale_q=descale_q,
+            descale_k=descale_k,
+        )
     of_query = 1.0 if descale_q is None else translate.number(_FACE, "descale_q", descale_q)
     of_keys = 1.0 if descale_k is None else translate.number(_FACE, "descale_k", descale_k)
     return scale * of_query * of_keys, of_keys

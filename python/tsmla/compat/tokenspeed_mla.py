@@ -91,9 +91,11 @@ def tokenspeed_mla_decode(
                 "windows of several query tokens exist with causal_mask=True"
             )
     if local_visible_lens is not None:
-        if window_left >= 0 or causal_seqs is not None or checks.integer(
-            _DECODE, "cp_world", cp_world, 1, translate.LARGEST_INT
-        ) > 1:  # fmt: skip
+        if (
+            window_left >= 0
+            or causal_seqs is not None
+            or checks.integer(_DECODE, "cp_world", cp_world, 1, translate.LARGEST_INT) > 1
+        ):
             raise ArgumentError(
                 f"{_DECODE}: local_visible_lens is given, which excludes window_left, causal_seqs and cp_world > 1 "
                 "(tsmla_decode takes them together, and the least of their bounds holds)"

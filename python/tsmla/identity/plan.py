@@ -39,11 +39,12 @@ FEW_ROWS_DEALS = {arch: few for arch in Arch if (few := arch.facts.few_rows_deal
 """Deals of architectures that have another kernel for requests with so few rows that they fit in its row tile."""
 FEW_WIDE_ROWS_DEALS = {
     arch: dataclasses.replace(
-        DEALS[arch], overhead=few.overhead * few.tile_kv // DEALS[arch].tile_kv,
+        DEALS[arch],
+        overhead=few.overhead * few.tile_kv // DEALS[arch].tile_kv,
         split=few.split * few.tile_kv // DEALS[arch].tile_kv,
     )
     for arch, few in FEW_ROWS_DEALS.items()
-}  # fmt: skip
+}
 """Deals of requests with few rows of caches with `wide_rows`, which pairs of CTAs take: their costs are as many keys as
 in FEW_ROWS_DEALS."""
 

@@ -135,9 +135,13 @@ def tsmla_prefill(
         type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float and type(batch_size) is int
     ):
         softmax_scale, k_scale, v_scale, output_scale = checks.each(
-            checks.number, _OPERATOR,
-            softmax_scale=softmax_scale, k_scale=k_scale, v_scale=v_scale, output_scale=output_scale,
-        )  # fmt: skip
+            checks.number,
+            _OPERATOR,
+            softmax_scale=softmax_scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            output_scale=output_scale,
+        )
         batch_size = checks.integer(_OPERATOR, "batch_size", batch_size, 0, _MOST_SEQUENCES)
     scores_factor, output_factor = softmax_scale * k_scale, v_scale * output_scale
     if not (
@@ -255,9 +259,15 @@ def _examined(tensors: tuple, options: tuple, batch_size: int) -> Served:
         "processors": multiprocessors(examination.device),
     }
     return written.served(
-        PREFILL, variant, call, numbers, heads=heads, d_v=variant.d_v,
-        new_out=query.new_empty(0, dtype=checks.TORCH_DTYPE_OF[ours]), new_lse=query.new_empty(0, dtype=torch.float32),
-    )  # fmt: skip
+        PREFILL,
+        variant,
+        call,
+        numbers,
+        heads=heads,
+        d_v=variant.d_v,
+        new_out=query.new_empty(0, dtype=checks.TORCH_DTYPE_OF[ours]),
+        new_lse=query.new_empty(0, dtype=torch.float32),
+    )
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:

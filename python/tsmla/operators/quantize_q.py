@@ -128,9 +128,14 @@ def _examined(tensors: tuple, options: tuple) -> Served:
             f"{_MAX_ROWS} rows fit one call"
         )
     return written.served(
-        QUANTIZE_Q, variant, call, {}, nope=query.new_empty(0, dtype=torch.float8_e4m3fn), rope=query.new_empty(0),
+        QUANTIZE_Q,
+        variant,
+        call,
+        {},
+        nope=query.new_empty(0, dtype=torch.float8_e4m3fn),
+        rope=query.new_empty(0),
         scale=query.new_empty(0, dtype=torch.float32),
-    )  # fmt: skip
+    )
 
 
 traced.offer(QUANTIZE_Q, mla_quantize_q)

@@ -35,9 +35,14 @@ def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: 
     if isinstance(variant, WriteCacheVariant):
         cache: dict[str, Any] = _cache(case, row, memory)
         mla_write_cache(
-            *keys(case, dtype), slots, **cache, format=format, scale=scale, enable_pdl=pdl,
+            *keys(case, dtype),
+            slots,
+            **cache,
+            format=format,
+            scale=scale,
+            enable_pdl=pdl,
             power_of_two_scales=case.power_of_two if row.scales else None,
-        )  # fmt: skip
+        )
         return _pieces(cache, row)
     rows = {
         name: memory.allocate((case.tokens, width), dtype, gap=_GAP if case.strided else 0)

@@ -261,9 +261,13 @@ _QUANTIZE_Q = (
 )
 
 _ALL: dict[str, tuple[Case, ...]] = {
-    "prefill": _PREFILL, "decode": _DECODE, "pack": _PACK, "write_cache": _CACHE, "read_cache": _CACHE,
+    "prefill": _PREFILL,
+    "decode": _DECODE,
+    "pack": _PACK,
+    "write_cache": _CACHE,
+    "read_cache": _CACHE,
     "quantize_q": _QUANTIZE_Q,
-}  # fmt: skip
+}
 
 
 def cases_of(family: str, *, full: bool) -> tuple[Case, ...]:

@@ -93,9 +93,14 @@ def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Ten
     lse = results["lse"].view(-1, case.heads) if variant.lse else exact.lse
     tolerance = Tolerance(torch.finfo(out.dtype).eps, 1.5, _LSE)
     judged = judge(
-        Attended(out[:tokens], lse[:tokens]), exact, plain, tolerance,
-        factor=case.output_scale, has_lse=variant.lse, eight_bits=variant.dtype.bits == 8,
-    )  # fmt: skip
+        Attended(out[:tokens], lse[:tokens]),
+        exact,
+        plain,
+        tolerance,
+        factor=case.output_scale,
+        has_lse=variant.lse,
+        eight_bits=variant.dtype.bits == 8,
+    )
     for name, result in (("out", out), ("lse", lse)):
         if not is_poison(result[tokens:]).all():
             judged.problems.append(f"{name} has rows that belong to no request and were written")

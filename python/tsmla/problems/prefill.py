@@ -73,9 +73,14 @@ def check(variant: PrefillVariant, case: PrefillCase, results: dict[str, torch.T
     out, lse = results["out"], results.get("lse", exact.lse)
     step = torch.finfo(torch.float8_e4m3fn).eps / 4 if variant.dtype.bits == 8 else torch.finfo(out.dtype).eps
     judged = judge(
-        Attended(out[:tokens], lse[:tokens]), exact, plain, Tolerance(step, 0.0, _LSE),
-        factor=case.factors[1] * case.factors[2], has_lse=variant.lse, eight_bits=variant.dtype.bits == 8,
-    )  # fmt: skip
+        Attended(out[:tokens], lse[:tokens]),
+        exact,
+        plain,
+        Tolerance(step, 0.0, _LSE),
+        factor=case.factors[1] * case.factors[2],
+        has_lse=variant.lse,
+        eight_bits=variant.dtype.bits == 8,
+    )
     for name, result in results.items():
         if not is_poison(result[tokens:]).all():
             judged.problems.append(f"{name} has rows that belong to no sequence and were written")
@@ -160,9 +165,11 @@ def _expected(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool
         sequences = [
             tensor[: sum(lengths)].split(lengths)
             for tensor, lengths in (
-                (given.query, case.lengths_q), (given.key, case.lengths_kv), (given.value, case.lengths_kv),
+                (given.query, case.lengths_q),
+                (given.key, case.lengths_kv),
+                (given.value, case.lengths_kv),
             )
-        ]  # fmt: skip
+        ]
         for q, k, v in zip(*sequences, strict=True):
             parts.append(_sequence(q, k, v, causal, given.scale * case.factors[0], compute))
         outs, lses = zip(*parts, strict=True)

@@ -27,9 +27,13 @@ def run(variant: QuantizeQVariant, case: QueryCase, memory: Memory, pdl: bool) -
     }
     results["scales"] = memory.allocate(outer, torch.float32, gap=gap)
     mla_quantize_q(
-        (nope, rope) if case.strided else torch.cat([nope, rope], -1), power_of_two_scales=case.power_of_two,
-        nope_out=results["latent"], rope_out=results["rope"], scale_out=results["scales"], enable_pdl=pdl,
-    )  # fmt: skip
+        (nope, rope) if case.strided else torch.cat([nope, rope], -1),
+        power_of_two_scales=case.power_of_two,
+        nope_out=results["latent"],
+        rope_out=results["rope"],
+        scale_out=results["scales"],
+        enable_pdl=pdl,
+    )
     return results
 
 

@@ -59,8 +59,10 @@ def demo(emulate: str | None = None) -> int:
             print(f"{step}: {variant.symbol()}")
         return status
     if not emulated.installed():
-        print(f"tsmla: demo has nothing to run on: {found}; to run it in the emulator: {emulated.INSTALL}",
-              file=sys.stderr)  # fmt: skip
+        print(
+            f"tsmla: demo has nothing to run on: {found}; to run it in the emulator: {emulated.INSTALL}",
+            file=sys.stderr,
+        )
         return 1
     arch = Arch(emulate or Arch.SM90A)
     print(f"{found}\nemulating {arch} ({arch.gpus}) on the CPU", flush=True)

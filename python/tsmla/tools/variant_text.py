@@ -14,9 +14,12 @@ from ..identity.variant import FAMILIES, Dtype, Variant, variant_from_dict
 
 METAVAR = "FIELD=VALUE,..."
 _ACCEPTED = {
-    "Arch": "|".join(Arch), "Dtype": "|".join(Dtype), "RowFormat": "|".join(ROWS), "int": "NUMBER",
+    "Arch": "|".join(Arch),
+    "Dtype": "|".join(Dtype),
+    "RowFormat": "|".join(ROWS),
+    "int": "NUMBER",
     "bool": "true|false",
-}  # fmt: skip
+}
 """Type of a field -> what its value may be."""
 
 

@@ -74,8 +74,12 @@ def _run(controls: Sequence[Control], stated: Stated, table: Path | None, seed: 
         results.append((control, seen))
         found = judging.problems(control, seen, stated)
         wrong += found
-        print(f"[{number}/{len(controls)}] {control.title}: {'DIFFERS' if found else 'as stated'}, "
-              f"{seen.seconds:.0f} s", *(f"    {problem}" for problem in found), sep="\n", flush=True)  # fmt: skip
+        print(
+            f"[{number}/{len(controls)}] {control.title}: {'DIFFERS' if found else 'as stated'}, {seen.seconds:.0f} s",
+            *(f"    {problem}" for problem in found),
+            sep="\n",
+            flush=True,
+        )
     page = judging.table(results, stated, _origin(controls, command))
     if table:
         table.write_text(page, "utf-8")

@@ -45,8 +45,9 @@ def _prefill(causal: bool) -> Values:
     with mock.patch.object(prepared, "_positional_order", _entry):
         plan.compile()
     spec = plan._dense_spec
-    facts = {name: prepared.facts_of_tensor(tensor) for name, tensor in
-             {"q": q, "k": k, "v": v, "o": o, "lse": lse}.items()}  # fmt: skip
+    facts = {
+        name: prepared.facts_of_tensor(tensor) for name, tensor in {"q": q, "k": k, "v": v, "o": o, "lse": lse}.items()
+    }
     arguments = prepared.bind_dense(spec, facts, None, 0)
     arguments[spec.index["scale_softmax_log2"]] = scale * math.log2(math.e)
     plan._compiled_kernel(*arguments)
@@ -56,7 +57,13 @@ def _prefill(causal: bool) -> Values:
 
 def controls() -> list[Control]:
     return [
-        Control(f"prefill, bf16, {'causal' if causal else 'full'}", PACKAGE, "sm_100a",
-                functools.partial(_prefill, causal), BF16, lenient_tensor=True)
+        Control(
+            f"prefill, bf16, {'causal' if causal else 'full'}",
+            PACKAGE,
+            "sm_100a",
+            functools.partial(_prefill, causal),
+            BF16,
+            lenient_tensor=True,
+        )
         for causal in (True, False)
-    ]  # fmt: skip
+    ]

@@ -86,10 +86,14 @@ def table(results: Sequence[tuple[Control, Seen]], stated: Stated, origin: str) 
         lines.append("| " + " | ".join([*cells, f"{seen.seconds:.0f}"]) + " |")
     lines += [""]
     for name, explanation in stated.explanations.items():
-        where = sorted({
-            finding for control, _ in results
-            for finding, why in stated.findings.get(control.title, {}).items() if why == name
-        })  # fmt: skip
+        where = sorted(
+            {
+                finding
+                for control, _ in results
+                for finding, why in stated.findings.get(control.title, {}).items()
+                if why == name
+            }
+        )
         if where:
             lines += [f"**{name}** ({explanation.judgement}). {explanation.text}", ""]
             lines += [*(f"- `{finding}`" for finding in where), ""]

@@ -27,9 +27,13 @@ tenth for the LSE."""
 
 
 def _ragged(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths_q: Sequence[int], lengths_kv: Sequence[int],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths_q: Sequence[int],
+    lengths_kv: Sequence[int],
     causal: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Call the prefill on packs [tokens, heads, dim] of sequences of these lengths; return out and LSE."""
     from tokenspeed_mla import tokenspeed_mla_prefill
 

@@ -37,10 +37,16 @@ _COVERED = [op_number(name) for name in ("wgmma", "tmem_mma", "bulk_store_tensor
 _MEETS = _COVERED + [
     op_number(name)
     for name in (
-        "mbarrier_arrive", "barrier_sync", "barrier_arrive", "warp_sync", "wgmma_wait", "bulk_wait", "tensor_fence",
+        "mbarrier_arrive",
+        "barrier_sync",
+        "barrier_arrive",
+        "warp_sync",
+        "wgmma_wait",
+        "bulk_wait",
+        "tensor_fence",
         "proxy_fence",
     )
-]  # fmt: skip
+]
 """Opcodes that a commit must not move behind unnoticed."""
 _COLUMNS_OF_PRODUCT, _COLUMN_UNITS = 17, 0x3F
 """Position and mask of N / 8 in a tcgen05 instruction descriptor (PTX ISA 9.7.16.4.2, table 44)."""

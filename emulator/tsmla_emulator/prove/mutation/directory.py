@@ -76,9 +76,12 @@ class Hunt:
         return {name: _read(json.loads(self._path(name, "json").read_text("utf-8"))) for name in names}
 
     def go_on(
-        self, processes: int, seconds: float | None = None, reasons: Reasons = Reasons(),  # noqa: B008 -- frozen
+        self,
+        processes: int,
+        seconds: float | None = None,
+        reasons: Reasons = Reasons(),  # noqa: B008 -- frozen
         progress: Callable[[str], None] = print,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Try out what is left, all kernels side by side. Returns False when the time was too short: what was found is
         kept.
 

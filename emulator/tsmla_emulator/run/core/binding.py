@@ -50,23 +50,34 @@ class _Options(Structure):
 
 class _Program(Structure):
     _fields_ = (
-        ("code", c_char_p), ("lists", c_void_p), ("constants", c_void_p), ("code_count", c_uint64),
-        ("list_count", c_uint64), ("constant_count", c_uint64), ("slots", c_uint64),
-    )  # fmt: skip
+        ("code", c_char_p),
+        ("lists", c_void_p),
+        ("constants", c_void_p),
+        ("code_count", c_uint64),
+        ("list_count", c_uint64),
+        ("constant_count", c_uint64),
+        ("slots", c_uint64),
+    )
 
 
 class _Failure(Structure):
     _fields_ = (
-        ("text", c_char_p), ("size", c_uint64), ("pc", c_int64), ("cta", c_uint32 * 3), ("warp", c_uint32),
+        ("text", c_char_p),
+        ("size", c_uint64),
+        ("pc", c_int64),
+        ("cta", c_uint32 * 3),
+        ("warp", c_uint32),
         ("known", c_uint32),
-    )  # fmt: skip
+    )
 
 
 class _Trace(Structure):
     _fields_ = (
-        ("instructions", POINTER(c_uint32)), ("notes", POINTER(c_uint32)), ("instruction_count", c_uint64),
+        ("instructions", POINTER(c_uint32)),
+        ("notes", POINTER(c_uint32)),
+        ("instruction_count", c_uint64),
         ("note_count", c_uint64),
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -122,8 +133,9 @@ def _check_launch(entry: Entry, launch: Launch) -> None:
         raise EmulationError(f"launch of {entry.name}: {'; '.join(problems)}", "launch")
 
 
-def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], options: Options,
-         report: Report, number: int) -> None:  # fmt: skip
+def _run(
+    module: Module, entry: Entry, launch: Launch, regions: list[Region], options: Options, report: Report, number: int
+) -> None:
     program = program_of(module, entry)
     used = program.static_shared - 0x400 + launch.shared_bytes
     if used > SHARED_BYTES_PER_CTA:
@@ -170,8 +182,11 @@ def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], op
     for position, data in enumerate(traces[: len(traced) * ranks * warps]):
         at, warp = divmod(position, warps)
         place = (entry.name, number, traced[at // ranks], at % ranks, warp)
-        report.traces.append(Trace(*place, _copied(data.instructions, data.instruction_count, 1),
-                                   _copied(data.notes, data.note_count, 6)))  # fmt: skip
+        report.traces.append(
+            Trace(
+                *place, _copied(data.instructions, data.instruction_count, 1), _copied(data.notes, data.note_count, 6)
+            )
+        )
     core().tsmla_emulator_free_traces(traces, len(traced) * ranks * warps)
     if failed:
         raise _error(entry, failure, text.value.decode(), regions)

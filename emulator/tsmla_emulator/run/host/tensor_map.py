@@ -25,9 +25,7 @@ DTYPES = {
     16 + 8: ("tf32_ftz", 4),
 }
 """Code in a map -> name, bytes. 16 stands for the bit that makes a float code tf32. FP8 tensors are u8."""
-DRIVER_DTYPES = (
-    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32_ftz", "tf32", "tf32_ftz"
-)  # fmt: skip
+DRIVER_DTYPES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32_ftz", "tf32", "tf32_ftz")
 """Names of dtypes in the order of CUtensorMapDataType's numbers."""
 SWIZZLES = (0, 32, 64, 128)
 """Bytes of a swizzle pattern's row, in the order of their codes."""

@@ -17,9 +17,14 @@ SPECIAL_REGISTERS = (
 ).split()
 
 _SILENT = (
-    "prefetch.", "prefetchu.", "nanosleep.", "cp.async.bulk.prefetch",
-    "fence.proxy.tensormap", "discard.", "applypriority.",
-)  # fmt: skip
+    "prefetch.",
+    "prefetchu.",
+    "nanosleep.",
+    "cp.async.bulk.prefetch",
+    "fence.proxy.tensormap",
+    "discard.",
+    "applypriority.",
+)
 _QUALIFIERS = {
     "weak", "relaxed", "acquire", "release", "volatile", "cta", "cluster", "gpu", "sys", "nc", "unified", "noftz",
 }  # fmt: skip
@@ -61,8 +66,12 @@ def _move(encoder: Encoder) -> Encoded | None:
     kind = encoder.parts[-1]
     if isinstance(value, Symbol):
         if value.name in SPECIAL_REGISTERS:
-            return encoder.build("special", d=encoder.destination(target), imm=SPECIAL_REGISTERS.index(value.name),
-                                 width=type_bytes(kind))  # fmt: skip
+            return encoder.build(
+                "special",
+                d=encoder.destination(target),
+                imm=SPECIAL_REGISTERS.index(value.name),
+                width=type_bytes(kind),
+            )
         base, offset = encoder.symbol(value)
         wide = kind.endswith("64")
         return encoder.build(
@@ -145,8 +154,9 @@ def _atomic(encoder: Encoder) -> Encoded:
     flags |= _ordering(encoder)
     names = dict(zip("bc", values, strict=False))
     width = type_bytes(parts[1])
-    return encoder.build("atomic", d=result, a=base, imm=offset, flags=flags, width=width, extra=_ATOMICS[parts[0]],
-                         **names)  # fmt: skip
+    return encoder.build(
+        "atomic", d=result, a=base, imm=offset, flags=flags, width=width, extra=_ATOMICS[parts[0]], **names
+    )
 
 
 def _barrier(encoder: Encoder) -> Encoded:
@@ -180,16 +190,22 @@ def _shuffle(encoder: Encoder) -> Encoded:
         raise encoder.refuse()
     a, b, c, e = map(encoder.source, rest)
     items = (encoder.destination(second),) if second is not None else ()
-    return encoder.build("shuffle", d=encoder.destination(first), a=a, b=b, c=c, e=e, items=items,
-                         imm=_SHUFFLES[encoder.parts[2]])  # fmt: skip
+    return encoder.build(
+        "shuffle", d=encoder.destination(first), a=a, b=b, c=c, e=e, items=items, imm=_SHUFFLES[encoder.parts[2]]
+    )
 
 
 def _vote(encoder: Encoder) -> Encoded:
     if encoder.parts[1] != "sync" or encoder.parts[2] not in _VOTES:
         raise encoder.refuse()
     target, predicate, mask = encoder.operands
-    return encoder.build("vote", d=encoder.destination(target), a=encoder.source(predicate, "pred"),
-                         b=encoder.source(mask), imm=_VOTES[encoder.parts[2]])  # fmt: skip
+    return encoder.build(
+        "vote",
+        d=encoder.destination(target),
+        a=encoder.source(predicate, "pred"),
+        b=encoder.source(mask),
+        imm=_VOTES[encoder.parts[2]],
+    )
 
 
 def _elect(encoder: Encoder) -> Encoded:
@@ -204,8 +220,14 @@ def _reduce(encoder: Encoder) -> Encoded:
     if encoder.parts[1] != "sync" or encoder.parts[3] == "f32":
         raise encoder.refuse()
     target, value, mask = encoder.operands
-    return encoder.build("reduce", d=encoder.destination(target), a=encoder.source(value), b=encoder.source(mask),
-                         imm=_ATOMICS[encoder.parts[2]], flags=SIGNED if encoder.parts[3] == "s32" else 0)  # fmt: skip
+    return encoder.build(
+        "reduce",
+        d=encoder.destination(target),
+        a=encoder.source(value),
+        b=encoder.source(mask),
+        imm=_ATOMICS[encoder.parts[2]],
+        flags=SIGNED if encoder.parts[3] == "s32" else 0,
+    )
 
 
 def _identity(encoder: Encoder) -> Encoded:
@@ -214,14 +236,22 @@ def _identity(encoder: Encoder) -> Encoded:
         base, offset = encoder.symbol(value)
         return encoder.build(number_of("add.s64"), d=encoder.destination(target), a=base, b=Constant(offset, 2))
     wide = encoder.parts[-1].endswith("64")
-    return encoder.build(number_of("mov.b64" if wide else "mov.b32"), d=encoder.destination(target),
-                         a=encoder.source(value, encoder.parts[-1]))  # fmt: skip
+    return encoder.build(
+        number_of("mov.b64" if wide else "mov.b32"),
+        d=encoder.destination(target),
+        a=encoder.source(value, encoder.parts[-1]),
+    )
 
 
 def _map_rank(encoder: Encoder) -> Encoded:
     target, address, rank = encoder.operands
-    return encoder.build("map_rank", d=encoder.destination(target), a=encoder.source(address, encoder.parts[-1]),
-                         b=encoder.source(rank), width=type_bytes(encoder.parts[-1]))  # fmt: skip
+    return encoder.build(
+        "map_rank",
+        d=encoder.destination(target),
+        a=encoder.source(address, encoder.parts[-1]),
+        b=encoder.source(rank),
+        width=type_bytes(encoder.parts[-1]),
+    )
 
 
 def _rank_of(encoder: Encoder) -> Encoded:
@@ -239,8 +269,14 @@ def _matrix(encoder: Encoder) -> Encoded:
     references = tuple(map(encoder.destination if load else encoder.source, items))
     if len(references) != int(encoder.parts[4][1:]):
         raise encoder.refuse()
-    return encoder.build(encoder.parts[0], a=base, imm=offset, flags=flags | SPACES["shared"],
-                         items=references, extra=int("trans" in encoder.parts))  # fmt: skip
+    return encoder.build(
+        encoder.parts[0],
+        a=base,
+        imm=offset,
+        flags=flags | SPACES["shared"],
+        items=references,
+        extra=int("trans" in encoder.parts),
+    )
 
 
 def _warp_product(encoder: Encoder) -> Encoded:

@@ -32,9 +32,15 @@ def _mbarrier(encoder: Encoder) -> Encoded:
             raise encoder.refuse()
         base, offset, wide = encoder.address(operands.pop(0))
         kind = "b32" if "parity" in encoder.parts else "b64"
-        return encoder.build("mbarrier_try", d=encoder.destination(target), a=base, imm=offset,
-                             b=encoder.source(operands[0], kind), flags=flags | wide,
-                             extra=int(kind == "b64") | (2 if action == "test_wait" else 0))  # fmt: skip
+        return encoder.build(
+            "mbarrier_try",
+            d=encoder.destination(target),
+            a=base,
+            imm=offset,
+            b=encoder.source(operands[0], kind),
+            flags=flags | wide,
+            extra=int(kind == "b64") | (2 if action == "test_wait" else 0),
+        )
     if action == "arrive":
         if {"noComplete", "drop"} & set(encoder.parts):
             raise encoder.refuse()
@@ -42,8 +48,9 @@ def _mbarrier(encoder: Encoder) -> Encoded:
         base, offset, wide = encoder.address(operands.pop(0))
         expects = "expect_tx" in encoder.parts
         value = encoder.source(operands[0]) if operands else Constant(1)
-        return encoder.build("mbarrier_arrive", d=result, a=base, imm=offset, b=value, flags=flags | wide,
-                             extra=int(expects))  # fmt: skip
+        return encoder.build(
+            "mbarrier_arrive", d=result, a=base, imm=offset, b=value, flags=flags | wide, extra=int(expects)
+        )
     names = {"init": "init", "inval": "invalidate", "expect_tx": "expect", "complete_tx": "complete"}
     if action not in names:
         raise encoder.refuse()
@@ -64,8 +71,9 @@ def _copy(encoder: Encoder) -> Encoded:
         return encoder.build("cp_async_wait", imm=allowed)
     if encoder.parts[2] == "mbarrier":
         base, offset, wide = encoder.address(encoder.operands[0])
-        return encoder.build("cp_async_arrive", a=base, imm=offset, flags=wide | SPACES["shared"],
-                             extra=int("noinc" in encoder.parts))  # fmt: skip
+        return encoder.build(
+            "cp_async_arrive", a=base, imm=offset, flags=wide | SPACES["shared"], extra=int("noinc" in encoder.parts)
+        )
     if encoder.parts[2] not in ("ca", "cg"):
         raise encoder.refuse()
     base, offset, wide = encoder.address(encoder.operands[0])
@@ -119,8 +127,9 @@ def _bulk_tensor(encoder: Encoder, parts: list[str]) -> Encoded:
     if not load:
         if spaces != ["global", "shared::cta"]:
             raise encoder.refuse()
-        return encoder.build("bulk_store_tensor", a=base, imm=offset, b=map_base, items=coordinates, extra=rank,
-                             e=Constant(map_offset))  # fmt: skip
+        return encoder.build(
+            "bulk_store_tensor", a=base, imm=offset, b=map_base, items=coordinates, extra=rank, e=Constant(map_offset)
+        )
     barrier, barrier_offset, _ = encoder.address(encoder.operands[2])
     flags = SPACES[spaces[0]] | (PAIR if "cta_group::2" in parts else 0)
     mask = None
@@ -128,8 +137,9 @@ def _bulk_tensor(encoder: Encoder, parts: list[str]) -> Encoded:
         flags |= MULTICAST
         mask = encoder.source(encoder.operands[3], "b16")
     items = (*coordinates, Constant(map_offset), Constant(barrier_offset & 0xFFFFFFFF))
-    return encoder.build("bulk_load_tensor", a=base, imm=offset, b=map_base, c=barrier, e=mask, items=items,
-                         flags=flags, extra=rank)  # fmt: skip
+    return encoder.build(
+        "bulk_load_tensor", a=base, imm=offset, b=map_base, c=barrier, e=mask, items=items, flags=flags, extra=rank
+    )
 
 
 def _cluster_launch(encoder: Encoder) -> Encoded:
@@ -204,8 +214,14 @@ def _tcgen05(encoder: Encoder) -> Encoded:
 
 def _tmem_alloc(encoder: Encoder) -> Encoded:
     base, offset, wide = encoder.address(encoder.operands[0])
-    return encoder.build("tmem_alloc", a=base, imm=offset, b=encoder.source(encoder.operands[1]),
-                         flags=wide | _space(encoder), extra=_group(encoder))  # fmt: skip
+    return encoder.build(
+        "tmem_alloc",
+        a=base,
+        imm=offset,
+        b=encoder.source(encoder.operands[1]),
+        flags=wide | _space(encoder),
+        extra=_group(encoder),
+    )
 
 
 def _tmem_dealloc(encoder: Encoder) -> Encoded:
@@ -292,5 +308,9 @@ _TENSOR = {
 }
 
 LOWER_ASYNC = {
-    "mbarrier": _mbarrier, "cp": _copy, "clusterlaunchcontrol": _cluster_launch, "wgmma": _wgmma, "tcgen05": _tcgen05,
-}  # fmt: skip
+    "mbarrier": _mbarrier,
+    "cp": _copy,
+    "clusterlaunchcontrol": _cluster_launch,
+    "wgmma": _wgmma,
+    "tcgen05": _tcgen05,
+}

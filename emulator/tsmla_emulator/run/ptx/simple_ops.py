@@ -118,8 +118,10 @@ def _float(op) -> None:
         op(f"abs.{half}", "u16", "u16", "u16(a & 0x7fff)")
         for name in ("max", "min"):
             op(f"{name}.{half}", "u16", "u16 u16", f"to_{half}({name}_number(from_{half}(a), from_{half}(b)))")
-            low, high = (f"to_{half}({name}_number(from_{half}({a}), from_{half}({b})))"
-                         for a, b in (("u16(a)", "u16(b)"), ("u16(a >> 16)", "u16(b >> 16)")))  # fmt: skip
+            low, high = (
+                f"to_{half}({name}_number(from_{half}({a}), from_{half}({b})))"
+                for a, b in (("u16(a)", "u16(b)"), ("u16(a >> 16)", "u16(b >> 16)"))
+            )
             op(f"{name}.{half}x2", "u32", "u32 u32", f"u32({high}) << 16 | {low}")
     op("abs.f16x2 abs.bf16x2", "u32", "u32", "a & 0x7fff7fff")
     op("div.rn.f32 div.full.f32 div.approx.f32", "f32", "f32 f32", "canonical(a / b)")
@@ -176,12 +178,24 @@ def _conversions(op) -> None:
         op(f"cvt.rn.relu.{half}x2.f32", "u32", "f32 f32", f"u32(to_{half}(relu(a))) << 16 | to_{half}(relu(b))")
     for small in ("e4m3", "e5m2"):
         op(f"cvt.rn.satfinite.{small}x2.f32", "u16", "f32 f32", f"u16(to_{small}(a) << 8 | to_{small}(b))")
-        op(f"cvt.rn.satfinite.relu.{small}x2.f32", "u16", "f32 f32",
-           f"u16(to_{small}(relu(a)) << 8 | to_{small}(relu(b)))")  # fmt: skip
-        op(f"cvt.rn.satfinite.{small}x2.f16x2", "u16", "u32",
-           f"u16(to_{small}(from_f16(u16(a >> 16))) << 8 | to_{small}(from_f16(u16(a))))")  # fmt: skip
-        op(f"cvt.rn.f16x2.{small}x2", "u32", "u16",
-           f"u32(to_f16(from_{small}(a >> 8))) << 16 | to_f16(from_{small}(a & 0xff))")  # fmt: skip
+        op(
+            f"cvt.rn.satfinite.relu.{small}x2.f32",
+            "u16",
+            "f32 f32",
+            f"u16(to_{small}(relu(a)) << 8 | to_{small}(relu(b)))",
+        )
+        op(
+            f"cvt.rn.satfinite.{small}x2.f16x2",
+            "u16",
+            "u32",
+            f"u16(to_{small}(from_f16(u16(a >> 16))) << 8 | to_{small}(from_f16(u16(a))))",
+        )
+        op(
+            f"cvt.rn.f16x2.{small}x2",
+            "u32",
+            "u16",
+            f"u32(to_f16(from_{small}(a >> 8))) << 16 | to_f16(from_{small}(a & 0xff))",
+        )
 
 
 def _selection(op) -> None:

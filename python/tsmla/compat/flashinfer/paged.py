@@ -134,13 +134,23 @@ class BatchMLAPagedAttentionWrapper:
         for name, layout in (("query_layout", query_layout), ("kv_cache_layout", kv_cache_layout)):
             if layout is not None:
                 translate.word(_PLAN, name, layout, ("packed", "split"))
-        flat = dict(zip(_CSR + _DENSE, (qo_indptr, kv_indptr, kv_indices, kv_len_arr, cum_seq_lens_q, block_tables,
-                                        seq_lens, max_q_len), strict=True))  # fmt: skip
+        flat = dict(
+            zip(
+                _CSR + _DENSE,
+                (qo_indptr, kv_indptr, kv_indices, kv_len_arr, cum_seq_lens_q, block_tables, seq_lens, max_q_len),
+                strict=True,
+            )
+        )
         given: dict[str, Any] = {
-            "num_heads": num_heads, "head_dim_ckv": head_dim_ckv, "head_dim_kpe": head_dim_kpe,
-            "page_size": page_size, "causal": causal, "sm_scale": sm_scale, "q_data_type": q_data_type,
+            "num_heads": num_heads,
+            "head_dim_ckv": head_dim_ckv,
+            "head_dim_kpe": head_dim_kpe,
+            "page_size": page_size,
+            "causal": causal,
+            "sm_scale": sm_scale,
+            "q_data_type": q_data_type,
             "kv_data_type": kv_data_type,
-        }  # fmt: skip
+        }
         for name, value in given.items():
             if value is None:
                 raise ArgumentError(f"{_PLAN}: {name} is None; it must be given")
@@ -155,12 +165,16 @@ class BatchMLAPagedAttentionWrapper:
         is_causal = checks.flag(_PLAN, "causal", given["causal"])
         pages = self._pages(metadata, flat, page)
         self._planned = _Planned(
-            self._kept(pages, page), heads, page, is_causal,
-            checks.number(_PLAN, "sm_scale", given["sm_scale"]), dtype,
+            self._kept(pages, page),
+            heads,
+            page,
+            is_causal,
+            checks.number(_PLAN, "sm_scale", given["sm_scale"]),
+            dtype,
             translate.word(_PLAN, "lse_mode", lse_mode, ("none", "base2", "basee")),
             checks.flag(_PLAN, "use_sinks", use_sinks),
             enable_pdl is not None and checks.flag(_PLAN, "enable_pdl", enable_pdl),
-        )  # fmt: skip
+        )
 
     def _pages(self, metadata: Any, flat: dict[str, Any], page_size: int) -> Pages:
         if metadata is not None:

@@ -88,9 +88,14 @@ class Prefill:
         latent, rope = rows[: chunk.keys, :rank], rows[: chunk.keys, None, rank:]
         if self.impl.kv_cache_dtype in served.ROWS_CACHES:
             mla_read_cache(
-                cache, latent, rope, block_tables=prefill.block_table[chunk.requests], cum_seq_lens=chunk.starts_kv,
-                seq_starts=chunk.first, format=self.impl.kv_cache_dtype,
-            )  # fmt: skip
+                cache,
+                latent,
+                rope,
+                block_tables=prefill.block_table[chunk.requests],
+                cum_seq_lens=chunk.starts_kv,
+                seq_starts=chunk.first,
+                format=self.impl.kv_cache_dtype,
+            )
             return latent, rope
         ops.gather_and_maybe_dequant_cache(
             src_cache=cache,

@@ -63,9 +63,14 @@ class TsmlaPrefill(MLAPrefillBackend):
         vllm_config: Any,
     ) -> None:
         super().__init__(
-            num_heads=num_heads, scale=scale, kv_lora_rank=kv_lora_rank, qk_nope_head_dim=qk_nope_head_dim,
-            qk_rope_head_dim=qk_rope_head_dim, v_head_dim=v_head_dim, vllm_config=vllm_config,
-        )  # fmt: skip
+            num_heads=num_heads,
+            scale=scale,
+            kv_lora_rank=kv_lora_rank,
+            qk_nope_head_dim=qk_nope_head_dim,
+            qk_rope_head_dim=qk_rope_head_dim,
+            v_head_dim=v_head_dim,
+            vllm_config=vllm_config,
+        )
         self.fp8 = options.fp8_prefill(vllm_config)
         self._leaves_out = verifies_adaptively(vllm_config)
         self._one: torch.Tensor | None = None

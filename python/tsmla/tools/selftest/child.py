@@ -29,8 +29,13 @@ from .protocol import Job, Outcome
 Say = Callable[[dict[str, Any]], None]
 
 _CALLS: dict[str, Any] = {
-    "prefill": prefill, "decode": decode, "pack": pack, "write_cache": cache, "read_cache": cache, "quantize_q": query,
-}  # fmt: skip
+    "prefill": prefill,
+    "decode": decode,
+    "pack": pack,
+    "write_cache": cache,
+    "read_cache": cache,
+    "quantize_q": query,
+}
 
 
 def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:

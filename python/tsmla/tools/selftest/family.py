@@ -208,9 +208,12 @@ class _Child:
         environment = {BACKEND.name: "binary", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._children = children
         self._process = children.start(
-            child_command(family), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            child_command(family),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
             env={**os.environ, **environment},
-        )  # fmt: skip
+        )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
         assert self._process.stdin
