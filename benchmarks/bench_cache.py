@@ -76,9 +76,16 @@ class Case:
 
     def rotate(self) -> None:
         mla_write_cache(
-            self.kv_c, self.k_pe, self.slots, self.cache, **self.others, format=self.format, positions=self.positions,
-            cos_sin_cache=self.table, rope_interleaved=False,
-        )  # fmt: skip
+            self.kv_c,
+            self.k_pe,
+            self.slots,
+            self.cache,
+            **self.others,
+            format=self.format,
+            positions=self.positions,
+            cos_sin_cache=self.table,
+            rope_interleaved=False,
+        )
 
     def read(self) -> None:
         mla_read_cache(

@@ -116,8 +116,16 @@ def run(options: argparse.Namespace) -> None:
     name = f"clocks-{options.peer[0]}" if options.peer else "clocks"
     path = runner.write_record(options.results, name, record)
     for measured, kind in ((results, "cases"), (variants, "variants")):
-        rows = [(name, got["clocks"], got["ghz"], modelled := predicted[kind].get(name, {}).get("clocks"),
-                 modelled and 100 * (modelled / got["clocks"] - 1)) for name, got in measured.items()]  # fmt: skip
+        rows = [
+            (
+                name,
+                got["clocks"],
+                got["ghz"],
+                modelled := predicted[kind].get(name, {}).get("clocks"),
+                modelled and 100 * (modelled / got["clocks"] - 1),
+            )
+            for name, got in measured.items()
+        ]
         print(runner.table(("call", "clk", "GHz", "predicted", "error %"), rows))
     print(path)
 
@@ -196,9 +204,19 @@ def _variants(directories: list[Path]) -> tuple[Any, dict[str, Callable[[], Any]
 
         def launch(out: torch.Tensor = out) -> None:
             tsmla_prefill(
-                case.query, case.key, case.value, None, case.ends_kv, case.keys, case.sequences, case.scale,
-                is_causal=False, return_lse=False, cum_seq_lens_q=case.ends_q, out=out,
-            )  # fmt: skip
+                case.query,
+                case.key,
+                case.value,
+                None,
+                case.ends_kv,
+                case.keys,
+                case.sequences,
+                case.scale,
+                is_causal=False,
+                return_lse=False,
+                cum_seq_lens_q=case.ends_q,
+                out=out,
+            )
 
         with served_from(directory):
             launch()

@@ -121,9 +121,20 @@ class Case:
         attended = sum(q * n - q * (q - 1) // 2 for q, n in zip(own, counts.tolist(), strict=True))
         seq_lens = counts.to(device="cuda", dtype=torch.int32)
         return cls(
-            requests, q_len, keys, heads, lengths, query, cache, tables.to("cuda"), seq_lens, int(counts.max()),
-            (LATENT + ROPE) ** -0.5, attended, ends,
-        )  # fmt: skip
+            requests,
+            q_len,
+            keys,
+            heads,
+            lengths,
+            query,
+            cache,
+            tables.to("cuda"),
+            seq_lens,
+            int(counts.max()),
+            (LATENT + ROPE) ** -0.5,
+            attended,
+            ends,
+        )
 
     @property
     def tflop(self) -> float:

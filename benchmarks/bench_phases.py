@@ -66,9 +66,19 @@ def _measured(directory: Path) -> tuple[str, dict[str, Any]]:
     with served_from(directory):
         for _ in range(3):
             _, lse = tsmla_prefill(
-                case.query, case.key, case.value, None, case.ends_kv, case.keys, 1, case.scale, is_causal=False,
-                return_lse=True, cum_seq_lens_q=case.ends_q, out=case.output(),
-            )  # fmt: skip
+                case.query,
+                case.key,
+                case.value,
+                None,
+                case.ends_kv,
+                case.keys,
+                1,
+                case.scale,
+                is_causal=False,
+                return_lse=True,
+                cum_seq_lens_q=case.ends_q,
+                out=case.output(),
+            )
         torch.cuda.synchronize()
     whole = QUERIES // geometry.tile_q * geometry.tile_q
     stamps = lse.view(torch.int32)[:whole].reshape(-1, geometry.tile_q // ROWS, TILES, 4, HEADS).cpu()

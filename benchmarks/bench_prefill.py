@@ -93,9 +93,19 @@ class Case:
 
         def launch() -> torch.Tensor:
             tsmla_prefill(
-                self.query, self.key, self.value, None, self.ends_kv, self.keys, self.sequences, self.scale,
-                is_causal=self.causal, return_lse=True, cum_seq_lens_q=self.ends_q, out=out,
-            )  # fmt: skip
+                self.query,
+                self.key,
+                self.value,
+                None,
+                self.ends_kv,
+                self.keys,
+                self.sequences,
+                self.scale,
+                is_causal=self.causal,
+                return_lse=True,
+                cum_seq_lens_q=self.ends_q,
+                out=out,
+            )
             return out
 
         return launch

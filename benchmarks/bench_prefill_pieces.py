@@ -121,10 +121,18 @@ class Case:
 
     def _call(self, key: Any, **results: Any) -> None:
         tsmla_prefill(
-            query=self.query, key=key, value=self.value, seq_lens=None, cum_seq_lens=self.ends_kv, max_seq_len=0,
-            batch_size=self.sequences, softmax_scale=D_QK**-0.5, is_causal=self.causal, cum_seq_lens_q=self.ends_q,
+            query=self.query,
+            key=key,
+            value=self.value,
+            seq_lens=None,
+            cum_seq_lens=self.ends_kv,
+            max_seq_len=0,
+            batch_size=self.sequences,
+            softmax_scale=D_QK**-0.5,
+            is_causal=self.causal,
+            cum_seq_lens_q=self.ends_q,
             **results,
-        )  # fmt: skip
+        )
 
 
 def _merge(out: torch.Tensor, lse: torch.Tensor, new: torch.Tensor, new_lse: torch.Tensor) -> None:

@@ -175,9 +175,17 @@ def measure(
         pairs = ((of_round[candidates[0].name], of_round[name]) for of_round in rounds)
         ratios = [first / other for first, other in pairs if first and other]
         timings[name] = Timing(
-            regime, graph, len(micros), statistics.median(micros), min(micros), max(micros), clock, power,
-            len(rounds) - len(micros), of_median(ratios),
-        )  # fmt: skip
+            regime,
+            graph,
+            len(micros),
+            statistics.median(micros),
+            min(micros),
+            max(micros),
+            clock,
+            power,
+            len(rounds) - len(micros),
+            of_median(ratios),
+        )
     return timings
 
 

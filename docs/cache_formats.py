@@ -148,9 +148,18 @@ def of_kernels(format: str, outliers: bool) -> tuple[float, float]:
     workspace = torch.empty(tsmla.decode_workspace_size(1, 1, HEADS, KEYS), dtype=torch.int8, device="cuda")
     tables = torch.arange(KEYS // PAGE, dtype=torch.int32).cuda()[None]
     out, lse = tsmla.tsmla_decode(
-        given[None, None], cache, workspace, 512, 64, tables, torch.tensor([KEYS], dtype=torch.int32).cuda(), KEYS,
-        (LATENT + ROPE) ** -0.5, return_lse=True, lse_base=math.e,
-    )  # fmt: skip
+        given[None, None],
+        cache,
+        workspace,
+        512,
+        64,
+        tables,
+        torch.tensor([KEYS], dtype=torch.int32).cuda(),
+        KEYS,
+        (LATENT + ROPE) ** -0.5,
+        return_lse=True,
+        lse_base=math.e,
+    )
     got, got_lse = out[0, 0].double().cpu(), lse[0, 0].double().cpu()
     return float((got - exact).norm() / exact.norm()), float((got_lse - exact_lse).abs().max())
 

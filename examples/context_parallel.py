@@ -21,12 +21,21 @@ def decode_own_keys(q: torch.Tensor, keys: torch.Tensor, rank: int, world: int) 
     cache.view(-1, 576)[: len(own)] = own
     workspace = torch.empty(tsmla.decode_workspace_size(1, 1, len(q)), dtype=torch.int8, device="cuda")
     out, lse = tsmla.tsmla_decode(
-        q[None, None], cache, workspace, 512, 64,
+        q[None, None],
+        cache,
+        workspace,
+        512,
+        64,
         block_tables=torch.arange(len(cache), dtype=torch.int32, device="cuda")[None],
-        seq_lens=torch.tensor([len(own)], dtype=torch.int32, device="cuda"), max_seq_len=64 * len(cache),
-        softmax_scale=SCALE, return_lse=True, cp_world=world, cp_rank=rank, cp_interleave_size=INTERLEAVE,
+        seq_lens=torch.tensor([len(own)], dtype=torch.int32, device="cuda"),
+        max_seq_len=64 * len(cache),
+        softmax_scale=SCALE,
+        return_lse=True,
+        cp_world=world,
+        cp_rank=rank,
+        cp_interleave_size=INTERLEAVE,
         causal_seqs=torch.tensor([len(keys)], dtype=torch.int32, device="cuda"),
-    )  # fmt: skip
+    )
     return out[0, 0], lse[0, 0]
 
 

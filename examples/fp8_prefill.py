@@ -23,10 +23,18 @@ def main(heads: int = 16, tokens: int = 1000) -> float:
     k_scale, v_scale = float(max(k_nope.abs().max(), k_pe.abs().max())) / 448, float(v.abs().max()) / 448
     k_fp8, v_fp8 = tsmla.mla_kv_pack_quantize_fp8(k_nope, k_pe, v, 1 / k_scale, 1 / v_scale)
     out = tsmla.tsmla_prefill(
-        query=q.to(torch.float8_e4m3fn), key=k_fp8, value=v_fp8, seq_lens=None,
-        cum_seq_lens=torch.tensor([0, tokens], dtype=torch.int32, device="cuda"), max_seq_len=tokens, batch_size=1,
-        softmax_scale=SCALE, is_causal=True, k_scale=k_scale, v_scale=v_scale,
-    )  # fmt: skip
+        query=q.to(torch.float8_e4m3fn),
+        key=k_fp8,
+        value=v_fp8,
+        seq_lens=None,
+        cum_seq_lens=torch.tensor([0, tokens], dtype=torch.int32, device="cuda"),
+        max_seq_len=tokens,
+        batch_size=1,
+        softmax_scale=SCALE,
+        is_causal=True,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
 
     k = torch.cat([k_nope, k_pe[:, None].expand(-1, heads, -1)], -1).double()
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * SCALE

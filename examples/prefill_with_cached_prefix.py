@@ -26,19 +26,36 @@ def main(heads: int = 16, prefix: int = 1000, new: int = 300) -> float:
     # The new tokens attend to each other, causally.
     k_nope, v = expanded(latent[prefix:], w_k, w_v)
     out, lse = tsmla.tsmla_prefill(
-        query=q, key=(k_nope, rope[prefix:]), value=v, seq_lens=None, cum_seq_lens=ends(new), max_seq_len=new,
-        batch_size=1, softmax_scale=SCALE, is_causal=True, return_lse=True,
-    )  # fmt: skip
+        query=q,
+        key=(k_nope, rope[prefix:]),
+        value=v,
+        seq_lens=None,
+        cum_seq_lens=ends(new),
+        max_seq_len=new,
+        batch_size=1,
+        softmax_scale=SCALE,
+        is_causal=True,
+        return_lse=True,
+    )
 
     # All of them attend to the whole prefix, read back from the cache. merge_into makes both one softmax.
     kv_c, k_pe = latent.new_empty(prefix, 512), rope.new_empty(prefix, 64)
     tsmla.mla_read_cache(cache, kv_c, k_pe, slots, format="bf16")
     k_nope, v = expanded(kv_c, w_k, w_v)
     tsmla.tsmla_prefill(
-        query=q, key=(k_nope, k_pe), value=v, seq_lens=None, cum_seq_lens=ends(prefix), max_seq_len=prefix,
-        batch_size=1, softmax_scale=SCALE, is_causal=False, cum_seq_lens_q=ends(new), max_seq_len_q=new,
+        query=q,
+        key=(k_nope, k_pe),
+        value=v,
+        seq_lens=None,
+        cum_seq_lens=ends(prefix),
+        max_seq_len=prefix,
+        batch_size=1,
+        softmax_scale=SCALE,
+        is_causal=False,
+        cum_seq_lens_q=ends(new),
+        max_seq_len_q=new,
         merge_into=(out, lse),
-    )  # fmt: skip
+    )
 
     k_nope, v = (x.double() for x in expanded(latent, w_k, w_v))
     k = torch.cat([k_nope, rope[:, None].expand(-1, heads, -1).double()], -1)

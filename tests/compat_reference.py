@@ -98,14 +98,22 @@ def planned(ragged: Ragged, **options: Any) -> flashinfer.BatchMLAPagedAttention
     )
     ends = torch.tensor([0, *needed]).cumsum(0).to("cuda", torch.int32)
     wrapper.plan(
-        qo_indptr=ragged.cum_seq_lens_q, kv_indptr=ends, kv_indices=torch.cat(pages),
+        qo_indptr=ragged.cum_seq_lens_q,
+        kv_indptr=ends,
+        kv_indices=torch.cat(pages),
         kv_len_arr=torch.tensor(problem.seq_lens, dtype=torch.int32, device="cuda"),
         **{
-            "num_heads": ragged.query.shape[1], "head_dim_ckv": LATENT, "head_dim_kpe": 64, "page_size": page_size,
-            "causal": problem.sight.causal, "sm_scale": problem.softmax_scale, "q_data_type": ragged.query.dtype,
-            "kv_data_type": ragged.query.dtype, **options,
+            "num_heads": ragged.query.shape[1],
+            "head_dim_ckv": LATENT,
+            "head_dim_kpe": 64,
+            "page_size": page_size,
+            "causal": problem.sight.causal,
+            "sm_scale": problem.softmax_scale,
+            "q_data_type": ragged.query.dtype,
+            "kv_data_type": ragged.query.dtype,
+            **options,
         },
-    )  # fmt: skip
+    )
     return wrapper
 
 
@@ -151,10 +159,20 @@ def by_tokenspeed_prefill(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, natural LSE) of tokenspeed_mla_prefill, into a NaN-filled output, with 64-bit lengths from the CPU."""
     out, lse = tokenspeed_mla.tokenspeed_mla_prefill(
-        problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv.cpu().long(),
-        max(problem.lengths_kv), len(problem.lengths_q), problem.softmax_scale, causal, True,
-        problem.cum_seq_lens_q.cpu().long(), max(problem.lengths_q), **{"out": _poisoned(problem), **changes},
-    )  # fmt: skip
+        problem.query,
+        problem.key,
+        problem.value,
+        None,
+        problem.cum_seq_lens_kv.cpu().long(),
+        max(problem.lengths_kv),
+        len(problem.lengths_q),
+        problem.softmax_scale,
+        causal,
+        True,
+        problem.cum_seq_lens_q.cpu().long(),
+        max(problem.lengths_q),
+        **{"out": _poisoned(problem), **changes},
+    )
     torch.cuda.synchronize()
     return out, lse
 

@@ -297,10 +297,17 @@ def sharded(problem: Problem, world: int, interleave: int) -> list[Problem]:
         own = [[key for key in range(length) if key // interleave % world == rank] for length in problem.seq_lens]
         rows = [whole[keys] for whole, keys in zip(problem.rows, own, strict=True)]
         shard = make_problem(
-            [len(keys) for keys in own], 1, 1, problem.query.dtype, page_size, rows=rows,
-            causal_seqs=problem.seq_lens, sight=sight, softmax_scale=problem.softmax_scale,
+            [len(keys) for keys in own],
+            1,
+            1,
+            problem.query.dtype,
+            page_size,
+            rows=rows,
+            causal_seqs=problem.seq_lens,
+            sight=sight,
+            softmax_scale=problem.softmax_scale,
             output_scale=problem.output_scale,
-        )  # fmt: skip
+        )
         shards.append(dataclasses.replace(shard, query=problem.query))
     return shards
 

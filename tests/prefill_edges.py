@@ -26,9 +26,19 @@ def check(problem: Problem, causal: bool, lse: bool = True, **options) -> torch.
     dtype = options.pop("out_dtype", out_dtype(problem.query.dtype))
     out = torch.full(shape, math.nan, dtype=dtype, device="cuda")
     result = tsmla.tsmla_prefill(
-        problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, max(problem.lengths_kv),
-        problem.cum_seq_lens_kv.numel() - 1, problem.softmax_scale, causal, lse, problem.cum_seq_lens_q, out=out,
+        problem.query,
+        problem.key,
+        problem.value,
+        None,
+        problem.cum_seq_lens_kv,
+        max(problem.lengths_kv),
+        problem.cum_seq_lens_kv.numel() - 1,
+        problem.softmax_scale,
+        causal,
+        lse,
+        problem.cum_seq_lens_q,
+        out=out,
         **options,
-    )  # fmt: skip
+    )
     judge(problem, causal, *(result if lse else (result, None)))
     return out

@@ -10,10 +10,18 @@ from tsmla.identity.support import PREFILL_DIMS
 
 
 def prefill(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, cum_seq_lens: torch.Tensor,
-    cum_seq_lens_q: torch.Tensor, batch_size: int, softmax_scale: float, is_causal: bool, seq_lens: None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    cum_seq_lens: torch.Tensor,
+    cum_seq_lens_q: torch.Tensor,
+    batch_size: int,
+    softmax_scale: float,
+    is_causal: bool,
+    seq_lens: None,
     max_seq_len: int,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """The operator's contract: causal is bottom-right, a row without keys gives 0, rows of no sequence stay NaN."""
     assert (query.shape[2], value.shape[2]) in PREFILL_DIMS and seq_lens is None and max_seq_len > 0
     assert cum_seq_lens.dtype == cum_seq_lens_q.dtype == torch.int32

@@ -16,14 +16,31 @@ def attention(given: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     k_nope, value = given["kv"].split(128, -1)
     key = torch.cat([k_nope, given["k_pe"].expand(-1, k_nope.shape[1], -1)], -1)
     out, lse = tsmla.tsmla_prefill(
-        given["query"] * 2, key, value, None, given["ends"], 64, given["batch"], 0.125, return_lse=True,
+        given["query"] * 2,
+        key,
+        value,
+        None,
+        given["ends"],
+        64,
+        given["batch"],
+        0.125,
+        return_lse=True,
         sinks=given["sinks"],
-    )  # fmt: skip
+    )
     k_fp8, v_fp8 = tsmla.mla_kv_pack_quantize_fp8(k_nope, given["k_pe"], value, k_scale_inv=0.5)
     decoded, decoded_lse = tsmla.tsmla_decode(
-        given["absorbed"] + 1, given["cache"], given["workspace"], 512, 64, given["tables"], given["seq_lens"],
-        given["longest"], 0.1, return_lse=True, lse_base=math.e,
-    )  # fmt: skip
+        given["absorbed"] + 1,
+        given["cache"],
+        given["workspace"],
+        512,
+        64,
+        given["tables"],
+        given["seq_lens"],
+        given["longest"],
+        0.1,
+        return_lse=True,
+        lse_base=math.e,
+    )
     return out * 3, lse, k_fp8.view(torch.uint8), v_fp8.view(torch.uint8), decoded, decoded_lse + 1
 
 

@@ -105,13 +105,21 @@ def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(shape(options)))
         llm = LLM(
-            model=directory, skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16", seed=0,
-            max_model_len=options["max_len"], gpu_memory_utilization=memory, kv_cache_dtype=options["kv"],
-            attention_config=attention(backend, options["fp8_prefill"]), enable_prefix_caching=False,
-            max_num_batched_tokens=options["batched_tokens"], speculative_config=options["speculate"],
+            model=directory,
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            dtype="bfloat16",
+            seed=0,
+            max_model_len=options["max_len"],
+            gpu_memory_utilization=memory,
+            kv_cache_dtype=options["kv"],
+            attention_config=attention(backend, options["fp8_prefill"]),
+            enable_prefix_caching=False,
+            max_num_batched_tokens=options["batched_tokens"],
+            speculative_config=options["speculate"],
             disable_log_stats=options["speculate"] is None,
             compilation_config={"mode": 0, "cudagraph_mode": options["graphs"]},
-        )  # fmt: skip
+        )
     return llm, time.perf_counter() - started
 
 

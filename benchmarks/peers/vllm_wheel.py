@@ -31,9 +31,17 @@ def fa3_prefill(case: PrefillCase) -> Launch | None:
         return None
     out = case.output()
     return lambda: _fa3(
-        case.query, case.key, case.value, out, case.scale, causal=case.causal, ends_q=case.ends_q, most_q=case.queries,
-        ends_kv=case.ends_kv, most_kv=case.keys,
-    )  # fmt: skip
+        case.query,
+        case.key,
+        case.value,
+        out,
+        case.scale,
+        causal=case.causal,
+        ends_q=case.ends_q,
+        most_q=case.queries,
+        ends_kv=case.ends_kv,
+        most_kv=case.keys,
+    )
 
 
 def fa3_mla(case: DecodeCase) -> Launch | None:
@@ -52,10 +60,21 @@ def fa3_mla(case: DecodeCase) -> Launch | None:
     )  # fmt: skip
     out = torch.empty(*query.shape[:2], LATENT, dtype=query.dtype, device="cuda")
     return lambda: _fa3(
-        query[..., LATENT:], cache[..., LATENT:], cache[..., :LATENT], out, case.scale, causal=True, ends_q=ends,
-        most_q=case.q_len, latent_query=query[..., :LATENT], seq_lens=case.seq_lens, most_kv=case.max_seq_len,
-        pages=case.block_tables, plan=plan, splits=SPLITS,
-    )  # fmt: skip
+        query[..., LATENT:],
+        cache[..., LATENT:],
+        cache[..., :LATENT],
+        out,
+        case.scale,
+        causal=True,
+        ends_q=ends,
+        most_q=case.q_len,
+        latent_query=query[..., :LATENT],
+        seq_lens=case.seq_lens,
+        most_kv=case.max_seq_len,
+        pages=case.block_tables,
+        plan=plan,
+        splits=SPLITS,
+    )
 
 
 def flash_mla(case: DecodeCase) -> Launch | None:

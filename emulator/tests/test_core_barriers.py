@@ -33,10 +33,17 @@ def fails(body: str, kind: str, match: str, threads: int = 64, **options) -> str
 def parities(body: str) -> list[int]:
     """Tries parity 0 and 1 after the body: [0 passes, 1 passes]."""
     out = np.zeros(2, np.uint32)
-    run("mbarrier.init.shared.b64 [smem], 2;" + body + """
+    run(
+        "mbarrier.init.shared.b64 [smem], 2;"
+        + body
+        + """
     mbarrier.test_wait.parity.shared.b64 %p1, [smem], 0; selp.b32 %r1, 1, 0, %p1;
     mbarrier.test_wait.parity.shared.b64 %p2, [smem], 1; selp.b32 %r2, 1, 0, %p2;
-    st.global.v2.b32 [%d100], {%r1, %r2};""", out, threads=1, shared=64)  # fmt: skip
+    st.global.v2.b32 [%d100], {%r1, %r2};""",
+        out,
+        threads=1,
+        shared=64,
+    )
     return out.tolist()
 
 
@@ -145,13 +152,22 @@ OUT:
 
 def test_remote_arrivals_through_mapa():
     out = np.zeros(2, np.uint32)
-    run(INIT.replace("COUNT", "2") + """
+    run(
+        INIT.replace("COUNT", "2")
+        + """
     barrier.cluster.arrive; barrier.cluster.wait;
     mov.b32 %r1, smem; setp.ne.u32 %p1, %r1000, 0; @%p1 ret;
     mapa.shared::cluster.u32 %r2, %r1, 0; mapa.shared::cluster.u32 %r3, %r1, 1;
     mbarrier.arrive.shared::cluster.b64 _, [%r2]; mbarrier.arrive.shared::cluster.b64 _, [%r3];
-    """ + WAIT.format(0) + "mov.u32 %r4, %ctaid.x; mad.wide.u32 %d1, %r4, 4, %d100; st.global.b32 [%d1], 1;",
-        out, grid=2, cluster=2, shared=64, happens_before=True)  # fmt: skip
+    """
+        + WAIT.format(0)
+        + "mov.u32 %r4, %ctaid.x; mad.wide.u32 %d1, %r4, 4, %d100; st.global.b32 [%d1], 1;",
+        out,
+        grid=2,
+        cluster=2,
+        shared=64,
+        happens_before=True,
+    )
     assert out.tolist() == [1, 1]
 
 
@@ -179,8 +195,16 @@ def test_misuse_of_named_barriers():
 
 
 def test_a_deadlock_is_reported_with_who_waits_and_who_is_missing():
-    body = (INIT.replace("COUNT", "2") + "setp.ne.u32 %p1, %r1001, 0; @%p1 ret; " + ARRIVE + WAIT.format(0)
-            + "setp.ge.u32 %p2, %r1000, 32; @%p2 bra LAST; " + ARRIVE + "LAST:" + WAIT.format(1))  # fmt: skip
+    body = (
+        INIT.replace("COUNT", "2")
+        + "setp.ne.u32 %p1, %r1001, 0; @%p1 ret; "
+        + ARRIVE
+        + WAIT.format(0)
+        + "setp.ge.u32 %p2, %r1000, 32; @%p2 bra LAST; "
+        + ARRIVE
+        + "LAST:"
+        + WAIT.format(1)
+    )
     text = fails(body, "deadlock", "no warp can go on")
     assert "CTA 0 warp 0 at PTX line" in text and "CTA 0 warp 1 at PTX line" in text
     assert "mbarrier 0x400 of CTA 0 to leave phase 1 (1 of 2 arrivals and 0 bytes missing)" in text

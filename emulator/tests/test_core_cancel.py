@@ -49,8 +49,18 @@ ONE = "setp.ne.u32 %p3, %r8, 0; @%p3 bra ASKED; " + CANCEL.format(ALL)
 def test_each_cluster_is_done_once_by_whomever(cluster, cancel, mode):
     for seed in range(4):
         out = aligned(np.zeros(12, np.uint32))
-        report = run(worker(cancel), out, grid=12, cluster=cluster, threads=64, shared=256, arch="sm_100a",
-                     async_mode=mode, seed=seed, happens_before=True)  # fmt: skip
+        report = run(
+            worker(cancel),
+            out,
+            grid=12,
+            cluster=cluster,
+            threads=64,
+            shared=256,
+            arch="sm_100a",
+            async_mode=mode,
+            seed=seed,
+            happens_before=True,
+        )
         assert (out == 1).all() and report.warp_instructions
 
 

@@ -19,8 +19,15 @@ def kernel(alloc: str, free: str) -> str:
 
 
 def pair(body: str, columns: int | str = 32, **options) -> None:
-    run(body.replace("COLUMNS", str(columns)), aligned(np.zeros(4, np.uint32)), grid=2, cluster=2, shared=256,
-        arch="sm_100a", **{"happens_before": True, **options})  # fmt: skip
+    run(
+        body.replace("COLUMNS", str(columns)),
+        aligned(np.zeros(4, np.uint32)),
+        grid=2,
+        cluster=2,
+        shared=256,
+        arch="sm_100a",
+        **{"happens_before": True, **options},
+    )
 
 
 def refused(body: str, match: str, **options) -> None:

@@ -220,8 +220,18 @@ TOLD:
     {dump(512, 1)}
     """
     )
-    run(body, tensor_map(MATRIX, (16, 16)).encode(), out, MATRIX, grid=4, cluster=4, shared=BARRIER + 64,
-        arch="sm_100a", async_mode="late", happens_before=True)  # fmt: skip
+    run(
+        body,
+        tensor_map(MATRIX, (16, 16)).encode(),
+        out,
+        MATRIX,
+        grid=4,
+        cluster=4,
+        shared=BARRIER + 64,
+        arch="sm_100a",
+        async_mode="late",
+        happens_before=True,
+    )
     expected = plain(MATRIX, (16, 16), (0, 0)).reshape(-1).view(np.uint8)
     assert (out == expected).all()
 

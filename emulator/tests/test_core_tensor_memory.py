@@ -142,8 +142,22 @@ def smem_descriptor(at: int, leading: int, stride: int, swizzle: int) -> int:
     )
 
 
-def product(kind: str, m: int, n: int, *, group=1, ws=False, swizzle=128, b_rows=False, negate=False, twice=False,
-            wait=WAIT + AFTER, commit=True, committer=0, **options):  # fmt: skip
+def product(
+    kind: str,
+    m: int,
+    n: int,
+    *,
+    group=1,
+    ws=False,
+    swizzle=128,
+    b_rows=False,
+    negate=False,
+    twice=False,
+    wait=WAIT + AFTER,
+    commit=True,
+    committer=0,
+    **options,
+):
     """(accumulator [ctas, columns, lanes], expected [m, n]) of one product, or two accumulated. committer: the lane
     that commits them."""
     size, depth = torch.finfo(KINDS[kind][0]).bits // 8, KINDS[kind][1]
@@ -263,7 +277,10 @@ def test_the_first_operand_in_tensor_memory():
     loads = "mad.wide.u32 %d4, %r1000, 32, %d102;" + "".join(
         f"ld.global.b32 %r{50 + i}, [%d4+{4 * i}];" for i in range(8)
     )
-    body = FILL + loads + f"""
+    body = (
+        FILL
+        + loads
+        + f"""
     tcgen05.st.sync.aligned.32x32b.x8.b32 [%r502+64], {registers(8, 50)}; tcgen05.wait::st.sync.aligned;
     tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
     @%p21 bra FOLLOW;
@@ -274,6 +291,10 @@ def test_the_first_operand_in_tensor_memory():
     tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r42];
 FOLLOW:
     bar.warp.sync -1;
-    """ + WAIT + AFTER + whole_tmem(32)  # fmt: skip
+    """
+        + WAIT
+        + AFTER
+        + whole_tmem(32)
+    )
     emulate(body, image, out, aligned(a.copy()), async_mode="late", happens_before=True)
     np.testing.assert_array_equal(out.T, a_values @ b_values.T)

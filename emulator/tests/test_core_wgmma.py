@@ -81,9 +81,19 @@ def gathered(out: np.ndarray, n: int) -> np.ndarray:
 
 
 def product(
-    n, kind_a, kind_b, *, a_swizzle=128, b_swizzle=128, a_rows=False, b_rows=False, before="", tail="", after="",
+    n,
+    kind_a,
+    kind_b,
+    *,
+    a_swizzle=128,
+    b_swizzle=128,
+    a_rows=False,
+    b_rows=False,
+    before="",
+    tail="",
+    after="",
     **options,
-):  # fmt: skip
+):
     size, depth = torch.finfo(KINDS[kind_a][0]).bits // 8, KINDS[kind_a][1]
     a, a_values = operand(64, depth, kind_a, 1)
     b, b_values = operand(n, depth, kind_b, 2)

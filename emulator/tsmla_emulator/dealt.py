@@ -164,6 +164,15 @@ def _language() -> SimpleNamespace:
         popc=int.bit_count,
     )
     return SimpleNamespace(
-        cute=SimpleNamespace(jit=constant, arch=arch), const_expr=constant, range_constexpr=range, min=min, max=max,
-        Boolean=bool, Int32=int, Int64=int, Uint32=unsigned(32), Uint64=unsigned(64), Float32=float,
-    )  # fmt: skip
+        cute=SimpleNamespace(jit=constant, arch=arch),
+        const_expr=constant,
+        range_constexpr=range,
+        min=min,
+        max=max,
+        Boolean=bool,
+        Int32=int,
+        Int64=int,
+        Uint32=unsigned(32),
+        Uint64=unsigned(64),
+        Float32=float,
+    )

@@ -159,9 +159,16 @@ def test_uniform_scores_have_a_closed_form_lse():
 def test_one_pack_serves_query_and_key_when_no_query_lengths_are_given():
     problem = make_problem([100, 29], [100, 29], 2, 2, 192, 128, torch.bfloat16, "cuda")
     out, lse = tsmla.tsmla_prefill(
-        problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, 100, 2, problem.softmax_scale,
+        problem.query,
+        problem.key,
+        problem.value,
+        None,
+        problem.cum_seq_lens_kv,
+        100,
+        2,
+        problem.softmax_scale,
         return_lse=True,
-    )  # fmt: skip
+    )
     judge(problem, True, out, lse)
 
 
@@ -192,9 +199,18 @@ def test_cuda_graph_replay():
 
 def prefill_in_graph(problem: Problem, out: torch.Tensor) -> None:
     tsmla.tsmla_prefill(
-        problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, 700, 2, problem.softmax_scale,
-        return_lse=True, cum_seq_lens_q=problem.cum_seq_lens_q, out=out,
-    )  # fmt: skip
+        problem.query,
+        problem.key,
+        problem.value,
+        None,
+        problem.cum_seq_lens_kv,
+        700,
+        2,
+        problem.softmax_scale,
+        return_lse=True,
+        cum_seq_lens_q=problem.cum_seq_lens_q,
+        out=out,
+    )
 
 
 def test_other_streams():

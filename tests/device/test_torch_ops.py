@@ -37,9 +37,19 @@ def operators(given: dict[str, Any], results: dict[str, torch.Tensor]) -> None:
         k_nope, given["k_pe"], value, results["k_fp8"], results["v_fp8"], torch.float8_e4m3fn, k_scale_inv=0.5
     )
     torch.ops.tsmla.decode(
-        given["absorbed"], given["cache"], given["workspace"], 512, 64, given["tables"], given["seq_lens"],
-        given["longest"], 0.1, results["decoded"], lse=results["decoded_lse"], lse_base=math.e,
-    )  # fmt: skip
+        given["absorbed"],
+        given["cache"],
+        given["workspace"],
+        512,
+        64,
+        given["tables"],
+        given["seq_lens"],
+        given["longest"],
+        0.1,
+        results["decoded"],
+        lse=results["decoded_lse"],
+        lse_base=math.e,
+    )
 
 
 def poisoned(given: dict[str, Any]) -> dict[str, torch.Tensor]:

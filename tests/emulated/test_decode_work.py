@@ -97,9 +97,17 @@ def test_each_key_is_dealt_once_and_by_all_lanes_as_by_one(gpu, case, name, room
     ranges = [[seen(b, r * deal.row_tile // heads, (end - 1) // heads) for r, end in enumerate(ends[b])] for b in batch]
     scalars = (int(sight.causal), sight.window_left, sight.cp_world, sight.cp_rank, sight.cp_interleave)
     expected = dealt.deal_out(
-        deal, seq_lens, most, heads, parts, room, dealt.Sight(*scalars), causal_seqs=bounds, cum_seq_lens_q=cum_q,
+        deal,
+        seq_lens,
+        most,
+        heads,
+        parts,
+        room,
+        dealt.Sight(*scalars),
+        causal_seqs=bounds,
+        cum_seq_lens_q=cum_q,
         tokens=tokens,
-    )  # fmt: skip
+    )
     check_segments(deal, expected.segments, ranges, spans, heads)
     check_slots(expected.segments, room, expected.records)
 
@@ -112,9 +120,20 @@ def test_each_key_is_dealt_once_and_by_all_lanes_as_by_one(gpu, case, name, room
     written = torch.full((len(expected.records), WORDS), 0x7FC00000, dtype=torch.int32, device="cuda")
     shown = ints([visible] * len(batch)) if packed else ints(visible).view(len(batch), most)
     gpu.emulation.adopt(compiled_lister(deal, gpu.arch))(
-        ints(seq_lens), ints(bounds), ints(cum_q), shown, counts, listed, keys, written, *scalars, most, heads, parts,
+        ints(seq_lens),
+        ints(bounds),
+        ints(cum_q),
+        shown,
+        counts,
+        listed,
+        keys,
+        written,
+        *scalars,
+        most,
+        heads,
+        parts,
         room,
-    )  # fmt: skip
+    )
     got = [[tuple(row) for row in listed[part, : counts[part]].tolist()] for part in range(parts)]
     assert got == [[tuple(getattr(segment, name) for name in FIELDS) for segment in own] for own in expected.segments]
     assert written.tolist() == expected.records

@@ -52,9 +52,19 @@ def test_prefill(gpu, causal):
 
     def lse_of(buffer: torch.Tensor, **base: float) -> torch.Tensor:
         tsmla_prefill(
-            problem.query, problem.key, problem.value, None, lengths[1], 60, 2, problem.softmax_scale, causal,
-            cum_seq_lens_q=lengths[0], lse=buffer, **base,
-        )  # fmt: skip
+            problem.query,
+            problem.key,
+            problem.value,
+            None,
+            lengths[1],
+            60,
+            2,
+            problem.softmax_scale,
+            causal,
+            cum_seq_lens_q=lengths[0],
+            lse=buffer,
+            **base,
+        )
         return buffer.cpu()
 
     shape = problem.query.shape[:2]

@@ -29,9 +29,18 @@ def test_prefill(gpu, dtype, causal):
     for head in range(keys):
         problem.key[head, head, torch.randint(192, ())] = math.nan
     out, lse = tsmla.tsmla_prefill(
-        problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, keys, 1, problem.softmax_scale,
-        causal, True, problem.cum_seq_lens_q,
-    )  # fmt: skip
+        problem.query,
+        problem.key,
+        problem.value,
+        None,
+        problem.cum_seq_lens_kv,
+        keys,
+        1,
+        problem.softmax_scale,
+        causal,
+        True,
+        problem.cum_seq_lens_q,
+    )
     last_seen = torch.arange(queries)[:, None] + (keys - queries if causal else keys)
     sees = (torch.arange(keys) <= last_seen).to(out.device)
     assert out[sees].isnan().all(), f"heads {(~out.isnan().all(-1) & sees).any(0).nonzero().flatten().tolist()}"

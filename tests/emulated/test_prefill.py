@@ -156,9 +156,21 @@ def test_scales(gpu, factor):
     problem = make_problem([40, 2], [70, 0], 1, 1, 192, 128, torch.bfloat16, "cuda")
     ends_q, ends_kv = problem.cum_seq_lens_q, problem.cum_seq_lens_kv
     out, lse = tsmla.tsmla_prefill(
-        problem.query, problem.key, problem.value, None, ends_kv, 70, 2, problem.softmax_scale / 0.375, True, True,
-        ends_q, k_scale=0.375, v_scale=4.0, output_scale=factor / 4.0,
-    )  # fmt: skip
+        problem.query,
+        problem.key,
+        problem.value,
+        None,
+        ends_kv,
+        70,
+        2,
+        problem.softmax_scale / 0.375,
+        True,
+        True,
+        ends_q,
+        k_scale=0.375,
+        v_scale=4.0,
+        output_scale=factor / 4.0,
+    )
     if factor == 0.0:
         assert (out == 0).all()
     else:

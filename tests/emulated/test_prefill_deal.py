@@ -62,9 +62,17 @@ class Finder:
 
     @cute.jit
     def __call__(
-        self, found: cute.Tensor, ends_q: cute.Tensor, ends_kv: cute.Tensor, rows: Int32, keys: Int32, heads: Int32,
-        paired: Int32, one: Int32, stream,
-    ):  # fmt: skip
+        self,
+        found: cute.Tensor,
+        ends_q: cute.Tensor,
+        ends_kv: cute.Tensor,
+        rows: Int32,
+        keys: Int32,
+        heads: Int32,
+        paired: Int32,
+        one: Int32,
+        stream,
+    ):
         self.kernel(found, ends_q, ends_kv, (rows, keys), heads, paired, one).launch(
             grid=(found.shape[1], 1, 1), block=(32, 1, 1), stream=stream
         )

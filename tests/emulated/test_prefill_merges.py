@@ -21,10 +21,21 @@ FIRST, SECOND = [300, 0, 9, 100, 0], [77, 40, 0, 0, 0]
 
 def call(problem: Problem, causal: bool = False, **options) -> Result:
     return tsmla.tsmla_prefill(
-        problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, 1, len(problem.lengths_kv),
-        problem.softmax_scale, causal, True, problem.cum_seq_lens_q, sinks=problem.sinks,
-        lse_includes_sink=problem.lse_includes_sink, **options,
-    )  # fmt: skip
+        problem.query,
+        problem.key,
+        problem.value,
+        None,
+        problem.cum_seq_lens_kv,
+        1,
+        len(problem.lengths_kv),
+        problem.softmax_scale,
+        causal,
+        True,
+        problem.cum_seq_lens_q,
+        sinks=problem.sinks,
+        lse_includes_sink=problem.lse_includes_sink,
+        **options,
+    )
 
 
 def nothing(problem: Problem, content: float = math.nan) -> Result:

@@ -26,9 +26,19 @@ def run(problem: Problem, query, key, causal: bool, value=None) -> Pair:
     dtype = torch.bfloat16 if problem.query.dtype.itemsize == 1 else problem.query.dtype
     out = torch.full((*problem.query.shape[:2], 128), math.nan, dtype=dtype, device="cuda")
     return tsmla.tsmla_prefill(
-        query, key, problem.value if value is None else value, None, problem.cum_seq_lens_kv, 1,
-        len(problem.lengths_kv), problem.softmax_scale, causal, True, problem.cum_seq_lens_q, out=out,
-    )  # fmt: skip
+        query,
+        key,
+        problem.value if value is None else value,
+        None,
+        problem.cum_seq_lens_kv,
+        1,
+        len(problem.lengths_kv),
+        problem.softmax_scale,
+        causal,
+        True,
+        problem.cum_seq_lens_q,
+        out=out,
+    )
 
 
 def make(lengths, heads_q: int, heads_kv: int, dtype: torch.dtype) -> tuple[Problem, Pair, Pair]:
@@ -97,8 +107,18 @@ def test_an_lse_of_heads_first(gpu):
     for returned in (True, False):
         buffer.fill_(math.nan)
         result = tsmla.tsmla_prefill(
-            query, key, problem.value, None, problem.cum_seq_lens_kv, 1, 2, problem.softmax_scale, True, returned,
-            problem.cum_seq_lens_q, lse=buffer.T,
-        )  # fmt: skip
+            query,
+            key,
+            problem.value,
+            None,
+            problem.cum_seq_lens_kv,
+            1,
+            2,
+            problem.softmax_scale,
+            True,
+            returned,
+            problem.cum_seq_lens_q,
+            lse=buffer.T,
+        )
         assert torch.equal(buffer.T[:35].cpu(), want[:35].cpu()) and buffer.T[35:].isnan().all()
         assert isinstance(result, tuple) == returned

@@ -225,9 +225,16 @@ def test_decode_expects_what_the_tests_expect(ranks, interleave, window, causal,
         ours, _ = decode_problems._expected(case, Dtype.BF16, uniform_row(Dtype.BF16))
         sight = Sight(causal, window, ranks, ranks - 1, interleave)
         problem = Problem(
-            given.given, given.rows, given.cache, given.tables, [len(rows) for rows in given.rows], list(case.lengths),
-            sight=sight, output_scale=0.5, cum_q=[*itertools.accumulate(q_lens, initial=0)] if q_lens else None,
-        )  # fmt: skip
+            given.given,
+            given.rows,
+            given.cache,
+            given.tables,
+            [len(rows) for rows in given.rows],
+            list(case.lengths),
+            sight=sight,
+            output_scale=0.5,
+            cum_q=[*itertools.accumulate(q_lens, initial=0)] if q_lens else None,
+        )
         out, lse = attend_decode(problem, torch.float64)
         out, lse = out.flatten(0, -3)[: len(ours.out)], lse.flatten(0, -2)[: len(ours.lse)]
         assert torch.allclose(ours.out, out) and torch.allclose(ours.lse, lse) and out.abs().max() > 0

@@ -40,10 +40,21 @@ def run_prefill(problem: prefill.Problem, causal: bool) -> tuple[torch.Tensor, t
     shape = (*problem.query.shape[:2], problem.value.shape[2])
     dtype = prefill.out_dtype(problem.query.dtype)
     return tsmla.tsmla_prefill(
-        problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, max(problem.lengths_kv),
-        len(problem.lengths_kv), problem.softmax_scale, causal, True, problem.cum_seq_lens_q, sinks=problem.sinks,
-        out=torch.full(shape, math.nan, dtype=dtype, device="cuda"), lse_includes_sink=problem.lse_includes_sink,
-    )  # fmt: skip
+        problem.query,
+        problem.key,
+        problem.value,
+        None,
+        problem.cum_seq_lens_kv,
+        max(problem.lengths_kv),
+        len(problem.lengths_kv),
+        problem.softmax_scale,
+        causal,
+        True,
+        problem.cum_seq_lens_q,
+        sinks=problem.sinks,
+        out=torch.full(shape, math.nan, dtype=dtype, device="cuda"),
+        lse_includes_sink=problem.lse_includes_sink,
+    )
 
 
 def check_both(gpu, problem, run, judge) -> None:

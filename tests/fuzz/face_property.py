@@ -102,11 +102,20 @@ def _prefill(case: FaceCase, place: Place, memory: dict[str, Guarded], given: di
         return case.call.manner.call(place, tokenspeed_mla.tokenspeed_mla_prefill, memory, taken)
     taken = {name: given[name] for name in ("query", "key", "value", "batch_size", "is_causal", "return_lse")}
     taken |= {
-        "workspace_buffer": None, "seq_lens": None, "max_q_len": 1, "max_kv_len": 1, "o_sf_scale": None,
-        "window_left": -1, "bmm1_scale": given["softmax_scale"], "bmm2_scale": given["v_scale"],
-        "cum_seq_lens_q": given["cum_seq_lens_q"], "cum_seq_lens_kv": given["cum_seq_lens"],
-        "enable_pdl": given["enable_pdl"], "out": given.get("out"), "lse": given.get("lse"),
-    }  # fmt: skip
+        "workspace_buffer": None,
+        "seq_lens": None,
+        "max_q_len": 1,
+        "max_kv_len": 1,
+        "o_sf_scale": None,
+        "window_left": -1,
+        "bmm1_scale": given["softmax_scale"],
+        "bmm2_scale": given["v_scale"],
+        "cum_seq_lens_q": given["cum_seq_lens_q"],
+        "cum_seq_lens_kv": given["cum_seq_lens"],
+        "enable_pdl": given["enable_pdl"],
+        "out": given.get("out"),
+        "lse": given.get("lse"),
+    }
     return case.call.manner.call(place, flashinfer.trtllm_ragged_attention_deepseek, memory, taken)
 
 
@@ -178,11 +187,19 @@ def _by_wrapper(case: FaceCase, place: Place, memory: dict[str, Guarded], given:
 
     def plan(seq_lens: torch.Tensor) -> None:
         wrapper.plan(
-            cum_seq_lens_q=ends, block_tables=given["block_tables"], seq_lens=seq_lens, num_heads=heads,
-            head_dim_ckv=LATENT_DIM, head_dim_kpe=ROPE_DIM, page_size=call.page, causal=call.sight.causal,
-            sm_scale=call.softmax_scale, q_data_type=call.torch_dtype, kv_data_type=call.torch_dtype,
+            cum_seq_lens_q=ends,
+            block_tables=given["block_tables"],
+            seq_lens=seq_lens,
+            num_heads=heads,
+            head_dim_ckv=LATENT_DIM,
+            head_dim_kpe=ROPE_DIM,
+            page_size=call.page,
+            causal=call.sight.causal,
+            sm_scale=call.softmax_scale,
+            q_data_type=call.torch_dtype,
+            kv_data_type=call.torch_dtype,
             enable_pdl=call.pdl,
-        )  # fmt: skip
+        )
 
     if case.again:
         with torch.inference_mode():

@@ -51,8 +51,16 @@ def query_cases(draw: Any, variant: QuantizeQVariant, hostile: bool = True) -> Q
     """Any call that the contract allows; hostile or not, it reads no lengths."""
     layout, out = st.sampled_from(LAYOUTS), st.sampled_from(("new", *LAYOUTS))
     return QueryCase(
-        draw(st.integers(0, 4)), draw(st.integers(0, 3)), draw(st.sampled_from((0, 1, 2, 5, 8))), draw(st.booleans()),
-        tuple(draw(st.lists(layout, min_size=1, max_size=2))), (draw(out), draw(out), draw(out)), draw(st.booleans()),
-        draw(st.sampled_from(VALUES)), draw(st.booleans()), draw(st.integers(0, 2**31 - 1)), draw(schedules()),
+        draw(st.integers(0, 4)),
+        draw(st.integers(0, 3)),
+        draw(st.sampled_from((0, 1, 2, 5, 8))),
+        draw(st.booleans()),
+        tuple(draw(st.lists(layout, min_size=1, max_size=2))),
+        (draw(out), draw(out), draw(out)),
+        draw(st.booleans()),
+        draw(st.sampled_from(VALUES)),
+        draw(st.booleans()),
+        draw(st.integers(0, 2**31 - 1)),
+        draw(schedules()),
         draw(manners()),
-    )  # fmt: skip
+    )

@@ -93,9 +93,16 @@ def lists(*q_ends: int) -> dict[str, torch.Tensor]:
 
 def plan(wrapper: flashinfer.BatchMLAPagedAttentionWrapper, lists: dict[str, torch.Tensor]) -> None:
     wrapper.plan(
-        **lists, num_heads=HEADS, head_dim_ckv=512, head_dim_kpe=64, page_size=PAGE, causal=True, sm_scale=0.1,
-        q_data_type=BF16, kv_data_type=BF16,
-    )  # fmt: skip
+        **lists,
+        num_heads=HEADS,
+        head_dim_ckv=512,
+        head_dim_kpe=64,
+        page_size=PAGE,
+        causal=True,
+        sm_scale=0.1,
+        q_data_type=BF16,
+        kv_data_type=BF16,
+    )
 
 
 def wrapper(*plans: dict[str, torch.Tensor], before: int, **options: Any) -> Call:

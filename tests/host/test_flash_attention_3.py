@@ -59,9 +59,23 @@ class _Interface(types.ModuleType):
         return torch.stack(out).to(torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype)
 
     def flash_attn_varlen_func(
-        self, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None,
-        softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
-    ):  # fmt: skip
+        self,
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        seqused_q=None,
+        seqused_k=None,
+        softmax_scale=None,
+        causal=False,
+        qv=None,
+        q_descale=None,
+        k_descale=None,
+        v_descale=None,
+    ):
         lengths_q, lengths_k = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
         assert (max_seqlen_q, max_seqlen_k) == (max(lengths_q), max(lengths_k))
         self.descales = [q_descale, k_descale, v_descale]

@@ -25,9 +25,17 @@ def attend(sequences: padding.Sequences, query, key, value) -> torch.Tensor:
     packed = padding.packed(query, sequences.order_q)
     keys, values = (padding.packed(x, sequences.order_kv) for x in (key, value))
     out = prefill(
-        packed, keys, values, cum_seq_lens=sequences.ends_kv, cum_seq_lens_q=sequences.ends_q,
-        batch_size=sequences.count, softmax_scale=0.1, is_causal=sequences.causal, seq_lens=None, max_seq_len=1,
-    )  # fmt: skip
+        packed,
+        keys,
+        values,
+        cum_seq_lens=sequences.ends_kv,
+        cum_seq_lens_q=sequences.ends_q,
+        batch_size=sequences.count,
+        softmax_scale=0.1,
+        is_causal=sequences.causal,
+        seq_lens=None,
+        max_seq_len=1,
+    )
     return padding.unpacked(out, len(query), sequences.order_q)
 
 

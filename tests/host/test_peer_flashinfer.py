@@ -31,9 +31,20 @@ def _case(dtype: torch.dtype = torch.bfloat16, q_len: int = 1, queries: list[int
         shape, ends = (sum(queries),), torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32)
     query = torch.randn(*shape, HEADS, LATENT + ROPE).to(dtype)
     return Case(
-        len(LENGTHS), q_len, max(LENGTHS), HEADS, bench_decode.VARIABLE, query, cache.to(dtype), tables,
-        torch.tensor(LENGTHS, dtype=torch.int32), max(LENGTHS), SCALE, 0, ends,
-    )  # fmt: skip
+        len(LENGTHS),
+        q_len,
+        max(LENGTHS),
+        HEADS,
+        bench_decode.VARIABLE,
+        query,
+        cache.to(dtype),
+        tables,
+        torch.tensor(LENGTHS, dtype=torch.int32),
+        max(LENGTHS),
+        SCALE,
+        0,
+        ends,
+    )
 
 
 def _exact(case: Case, queries: list[int]) -> torch.Tensor:
@@ -62,9 +73,18 @@ class _Wrapper:
         self.backends.append(backend)
 
     def plan(
-        self, *, metadata: types.SimpleNamespace, num_heads: int, head_dim_ckv: int, head_dim_kpe: int, page_size: int,
-        causal: bool, sm_scale: float, q_data_type: torch.dtype, kv_data_type: torch.dtype,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        metadata: types.SimpleNamespace,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None:
         assert (num_heads, head_dim_ckv, head_dim_kpe, page_size) == (HEADS, LATENT, ROPE, PAGE)
         assert sm_scale == SCALE
         for tensor in vars(metadata).values():

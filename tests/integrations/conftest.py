@@ -78,10 +78,22 @@ def make_impl(config: types.SimpleNamespace) -> Callable:
             return (torch.nn.functional.linear(x, weight),)
 
         return TsmlaImpl(
-            num_heads=heads, head_size=576, scale=0.1, num_kv_heads=1, alibi_slopes=None, sliding_window=window,
-            kv_cache_dtype=cache, logits_soft_cap=None, attn_type="decoder", kv_sharing_target_layer_name=None,
-            q_lora_rank=None, qk_head_dim=192, kv_b_proj=project, indexer=None, **sizes,
-        )  # fmt: skip
+            num_heads=heads,
+            head_size=576,
+            scale=0.1,
+            num_kv_heads=1,
+            alibi_slopes=None,
+            sliding_window=window,
+            kv_cache_dtype=cache,
+            logits_soft_cap=None,
+            attn_type="decoder",
+            kv_sharing_target_layer_name=None,
+            q_lora_rank=None,
+            qk_head_dim=192,
+            kv_b_proj=project,
+            indexer=None,
+            **sizes,
+        )
 
     return make
 

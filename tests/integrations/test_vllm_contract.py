@@ -94,10 +94,17 @@ def common(starts: list[int], lengths: list[int], table: torch.Tensor) -> Common
     q = torch.tensor(starts, dtype=torch.int32)
     n = torch.tensor(lengths, dtype=torch.int32)
     return CommonAttentionMetadata(
-        query_start_loc=q, query_start_loc_cpu=q, seq_lens=n, num_reqs=len(lengths), num_actual_tokens=starts[-1],
-        max_query_len=int((q[1:] - q[:-1]).max()), max_seq_len=max(lengths), block_table_tensor=table,
-        slot_mapping=torch.zeros(starts[-1], dtype=torch.int64), seq_lens_cpu_upper_bound=n,
-    )  # fmt: skip
+        query_start_loc=q,
+        query_start_loc_cpu=q,
+        seq_lens=n,
+        num_reqs=len(lengths),
+        num_actual_tokens=starts[-1],
+        max_query_len=int((q[1:] - q[:-1]).max()),
+        max_seq_len=max(lengths),
+        block_table_tensor=table,
+        slot_mapping=torch.zeros(starts[-1], dtype=torch.int64),
+        seq_lens_cpu_upper_bound=n,
+    )
 
 
 @pytest.fixture

@@ -348,10 +348,20 @@ def _decode(
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
         more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
     result: Any = tsmla.tsmla_decode(
-        given_query(variant, shaped), given_cache(variant, cache),
-        torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"), lengths,
-        max(key_counts), scale, enable_pdl=True, return_lse=variant.lse, window_left=window, **more,
-    )  # fmt: skip
+        given_query(variant, shaped),
+        given_cache(variant, cache),
+        torch.empty(size, dtype=torch.int8, device="cuda"),
+        LATENT_DIM,
+        ROPE_DIM,
+        tables.to("cuda"),
+        lengths,
+        max(key_counts),
+        scale,
+        enable_pdl=True,
+        return_lse=variant.lse,
+        window_left=window,
+        **more,
+    )
     out, lse = result if variant.lse else (result, None)
     if not varies:
         out, lse = out.flatten(0, 1), None if lse is None else lse.flatten(0, 1)
@@ -421,10 +431,22 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool
         earlier = earlier_out.double(), earlier_lse.double()
         options["merge_into"] = earlier_out, earlier_lse
     result: Any = tsmla.tsmla_prefill(
-        given(q), given(k), v, None, ends(lengths_kv), max(lengths_kv), len(lengths_kv), scale, variant.causal,
-        variant.lse, ends(lengths_q), max(lengths_q), True, out_dtype=TORCH_DTYPE_OF[variant.out_dtype],
+        given(q),
+        given(k),
+        v,
+        None,
+        ends(lengths_kv),
+        max(lengths_kv),
+        len(lengths_kv),
+        scale,
+        variant.causal,
+        variant.lse,
+        ends(lengths_q),
+        max(lengths_q),
+        True,
+        out_dtype=TORCH_DTYPE_OF[variant.out_dtype],
         **options,
-    )  # fmt: skip
+    )
     out, lse = result if variant.lse else (result, None)
     parts = [
         _attention(*rows, scale, variant.causal)

@@ -162,9 +162,16 @@ class PeerPrefill(_Replays):
             clocks = schedule(durations, places, machine.cta_gap.value)
         details = {"per KV tile": per_tile, "beside tiles, a row tile": further, "row tiles": float(len(tiles))}
         shown = self.calls[1]
-        return Modelled(machine, clocks, machine.launch.value, details, ends[1],
-                        self.prepared(shown, len(shown.launches) - 1, machine),
-                        _own(shown, len(shown.launches) - 1), per_tile)  # fmt: skip
+        return Modelled(
+            machine,
+            clocks,
+            machine.launch.value,
+            details,
+            ends[1],
+            self.prepared(shown, len(shown.launches) - 1, machine),
+            _own(shown, len(shown.launches) - 1),
+            per_tile,
+        )
 
     def tiles(self) -> list[int]:
         """Return the KV tiles of each row tile, in the order in which they start."""
@@ -225,6 +232,13 @@ class PeerDecode(_Replays):
             clocks += details["combine"]
         keys = s.keys / splits
         shown = ends[waves[0]]
-        return Modelled(machine, clocks, starting_clocks(self.call.launches, machine), details, shown,
-                        self.prepared(self.call, 0, machine), _own(self.call, 0),
-                        shown.clocks / max(1.0, keys / TILE_KV))  # fmt: skip
+        return Modelled(
+            machine,
+            clocks,
+            starting_clocks(self.call.launches, machine),
+            details,
+            shown,
+            self.prepared(self.call, 0, machine),
+            _own(self.call, 0),
+            shown.clocks / max(1.0, keys / TILE_KV),
+        )

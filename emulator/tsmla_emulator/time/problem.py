@@ -234,8 +234,16 @@ class DecodeTraced(Traced):
             clocks, launches = clocks + combine, self.call.launches[:2]
         details["partial rows"] = float(self.partials)
         tiles = max(self.parts[longest][0], 1)
-        return Modelled(machine, clocks, starting_clocks(launches, machine), details, attention, prepared, traces,
-                        attention.clocks / tiles)  # fmt: skip
+        return Modelled(
+            machine,
+            clocks,
+            starting_clocks(launches, machine),
+            details,
+            attention,
+            prepared,
+            traces,
+            attention.clocks / tiles,
+        )
 
     def _copied(self, prepared: Prepared) -> float:
         """Return the bytes that all SMs of the first chosen part copy."""
@@ -374,6 +382,14 @@ def _call_decode(variant: Any, shape: Shape) -> None:
     lengths = torch.full((shape.sequences,), shape.keys, dtype=torch.int32, device="cuda")
     size = tsmla.decode_workspace_size(shape.sequences, shape.queries, shape.heads, shape.keys)
     tsmla.tsmla_decode(
-        query, cache, torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, table, lengths,
-        shape.keys, width**-0.5, return_lse=variant.lse,
-    )  # fmt: skip
+        query,
+        cache,
+        torch.empty(size, dtype=torch.int8, device="cuda"),
+        LATENT_DIM,
+        ROPE_DIM,
+        table,
+        lengths,
+        shape.keys,
+        width**-0.5,
+        return_lse=variant.lse,
+    )

@@ -109,10 +109,24 @@ class Replayed:
 
 def _row(cost: Cost, first: int, reads: int, writes: int) -> _Cost:
     return _Cost(
-        KINDS_OF_REPLAY.index(cost.kind), PIPES.index(cost.pipe), cost.slots, cost.registers, cost.occupancy,
-        cost.latency, cost.port, cost.value, cost.operands, first, reads, writes, cost.loads, cost.ordered, cost.stall,
-        cost.awaits, cost.sets,
-    )  # fmt: skip
+        KINDS_OF_REPLAY.index(cost.kind),
+        PIPES.index(cost.pipe),
+        cost.slots,
+        cost.registers,
+        cost.occupancy,
+        cost.latency,
+        cost.port,
+        cost.value,
+        cost.operands,
+        first,
+        reads,
+        writes,
+        cost.loads,
+        cost.ordered,
+        cost.stall,
+        cost.awaits,
+        cost.sets,
+    )
 
 
 class Prepared:
@@ -267,8 +281,18 @@ def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory, others: 
     waits, count = POINTER(_Waited)(), c_uint64()
     call = core().tsmla_emulator_replay
     call.restype = c_uint64
-    clocks = call(prepared.table(), prepared.lists, c_uint32(prepared.slots), byref(parameters), warps,
-                  alternatives, c_uint64(len(traces)), busy, byref(waits), byref(count))  # fmt: skip
+    clocks = call(
+        prepared.table(),
+        prepared.lists,
+        c_uint32(prepared.slots),
+        byref(parameters),
+        warps,
+        alternatives,
+        c_uint64(len(traces)),
+        busy,
+        byref(waits),
+        byref(count),
+    )
     waited = [
         Waited(traces[w.warp].rank, traces[w.warp].warp, prepared.position(w.pc), w.start, w.end)
         for w in waits[: count.value]

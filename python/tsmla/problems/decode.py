@@ -136,10 +136,17 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
     if case.visible:
         visible = torch.randint(0, max(case.lengths), (tokens,), dtype=torch.int32).to("cuda")
     return _Problem(
-        query, given, rows, _as_given(row, cache), tables.to("cuda"),
-        _lengths(counts), max(counts), _lengths(case.lengths), visible,
+        query,
+        given,
+        rows,
+        _as_given(row, cache),
+        tables.to("cuda"),
+        _lengths(counts),
+        max(counts),
+        _lengths(case.lengths),
+        visible,
         _lengths(itertools.accumulate(case.q_lens, initial=0)) if case.q_lens else None,
-    )  # fmt: skip
+    )
 
 
 def _as_given(row: RowFormat, cache: torch.Tensor) -> Stored:

@@ -23,10 +23,17 @@ def _prefill(dtype: torch.dtype, causal: bool) -> Values:
     query, key, value = reference.packed(lengths_q, lengths_kv, heads, dtype)
     with torch.no_grad():
         out, lse, *_ = flash_attn_varlen_func(
-            query, key, value, cu_seqlens_q=reference.ends(lengths_q), cu_seqlens_k=reference.ends(lengths_kv),
-            max_seqlen_q=max(lengths_q), max_seqlen_k=max(lengths_kv), softmax_scale=scale, causal=causal,
+            query,
+            key,
+            value,
+            cu_seqlens_q=reference.ends(lengths_q),
+            cu_seqlens_k=reference.ends(lengths_kv),
+            max_seqlen_q=max(lengths_q),
+            max_seqlen_k=max(lengths_kv),
+            softmax_scale=scale,
+            causal=causal,
             return_lse=True,
-        )  # fmt: skip
+        )
     sequences = zip(
         query.cpu().split(lengths_q), key.cpu().split(lengths_kv), value.cpu().split(lengths_kv), strict=True
     )
@@ -35,13 +42,20 @@ def _prefill(dtype: torch.dtype, causal: bool) -> Values:
 
 def controls() -> list[Control]:
     return [
-        Control(f"prefill, {name}, {'causal' if causal else 'full'}", PACKAGE, arch,
-                functools.partial(_prefill, dtype, causal), limits)
-        for arch, dtype, name, causal, limits in (
-            ("sm_90a", torch.bfloat16, "bf16", True, BF16), ("sm_90a", torch.bfloat16, "bf16", False, BF16),
-            ("sm_100a", torch.bfloat16, "bf16", True, BF16), ("sm_100a", torch.float8_e4m3fn, "fp8", False, FP8),
+        Control(
+            f"prefill, {name}, {'causal' if causal else 'full'}",
+            PACKAGE,
+            arch,
+            functools.partial(_prefill, dtype, causal),
+            limits,
         )
-    ]  # fmt: skip
+        for arch, dtype, name, causal, limits in (
+            ("sm_90a", torch.bfloat16, "bf16", True, BF16),
+            ("sm_90a", torch.bfloat16, "bf16", False, BF16),
+            ("sm_100a", torch.bfloat16, "bf16", True, BF16),
+            ("sm_100a", torch.float8_e4m3fn, "fp8", False, FP8),
+        )
+    ]
 
 
 def _fixed(
@@ -63,6 +77,18 @@ def peers() -> list[Peer]:
             for causal in (False, True):
                 rows = 128 if arch == "sm_90a" else 256 if causal else 512
                 call = functools.partial(_fixed, torch.bfloat16, dims, causal)
-                found.append(Peer(PACKAGE, "prefill", arch, "bf16", dims, call, causal, rows,
-                                  persistent=rows == 512, section=50 * 2**20 if causal else 0))  # fmt: skip
+                found.append(
+                    Peer(
+                        PACKAGE,
+                        "prefill",
+                        arch,
+                        "bf16",
+                        dims,
+                        call,
+                        causal,
+                        rows,
+                        persistent=rows == 512,
+                        section=50 * 2**20 if causal else 0,
+                    )
+                )
     return found

@@ -38,10 +38,19 @@ def _ragged(
     from tokenspeed_mla import tokenspeed_mla_prefill
 
     return tokenspeed_mla_prefill(
-        query, key, value, torch.tensor(lengths_kv, dtype=torch.int32, device="cuda"), reference.ends(lengths_kv),
-        max(lengths_kv), len(lengths_kv), 192**-0.5, is_causal=causal, return_lse=True,
-        cum_seq_lens_q=reference.ends(lengths_q), max_seq_len_q=max(lengths_q),
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        torch.tensor(lengths_kv, dtype=torch.int32, device="cuda"),
+        reference.ends(lengths_kv),
+        max(lengths_kv),
+        len(lengths_kv),
+        192**-0.5,
+        is_causal=causal,
+        return_lse=True,
+        cum_seq_lens_q=reference.ends(lengths_q),
+        max_seq_len_q=max(lengths_q),
+    )
 
 
 def _prefill(dtype: torch.dtype, causal: bool) -> Values:
@@ -67,9 +76,17 @@ def _paged(
     from tokenspeed_mla import tokenspeed_mla_decode
 
     return tokenspeed_mla_decode(
-        query, cache, torch.empty(workspace, dtype=torch.int8, device="cuda"), 512, 64, tables.to("cuda"),
-        torch.tensor(lengths, dtype=torch.int32, device="cuda"), max(lengths), 576**-0.5, return_lse=True,
-    )  # fmt: skip
+        query,
+        cache,
+        torch.empty(workspace, dtype=torch.int8, device="cuda"),
+        512,
+        64,
+        tables.to("cuda"),
+        torch.tensor(lengths, dtype=torch.int32, device="cuda"),
+        max(lengths),
+        576**-0.5,
+        return_lse=True,
+    )
 
 
 def _decode(
@@ -95,13 +112,20 @@ def controls() -> list[Control]:
     heads)."""
     fp8, fp16, bf16 = torch.float8_e4m3fn, torch.float16, torch.bfloat16
     found = [
-        Control(f"prefill, {name}, {'causal' if causal else 'full'}", PACKAGE, arch,
-                functools.partial(_prefill, dtype, causal), limits)
-        for name, arch, dtype, causal, limits in (
-            ("fp8", "sm_100a", fp8, True, FP8), ("fp8", "sm_100a", fp8, False, FP8),
-            ("fp8", "sm_103a", fp8, True, FP8), ("bf16", "sm_100a", bf16, True, BF16),
+        Control(
+            f"prefill, {name}, {'causal' if causal else 'full'}",
+            PACKAGE,
+            arch,
+            functools.partial(_prefill, dtype, causal),
+            limits,
         )
-    ]  # fmt: skip
+        for name, arch, dtype, causal, limits in (
+            ("fp8", "sm_100a", fp8, True, FP8),
+            ("fp8", "sm_100a", fp8, False, FP8),
+            ("fp8", "sm_103a", fp8, True, FP8),
+            ("bf16", "sm_100a", bf16, True, BF16),
+        )
+    ]
     full: dict[str, Any] = {"lengths": FULL_PAGES, "spare": 0}
     for name, arch, dtype, heads, q_len, limits, more in (
         ("fp8, one CTA", "sm_100a", fp8, 16, 4, FP8, {}),

@@ -144,26 +144,57 @@ def _run(
     base = -(-ctypes.addressof(params) // 64) * 64
     ctypes.memmove(base, launch.params, len(launch.params))
     architecture = int(re.sub(r"\D", "", module.target) or 0)
-    launch_c = _Launch(launch.grid, launch.block, launch.cluster, program.static_shared, launch.shared_bytes,
-                       len(launch.params), architecture, int(launch.pdl), int(program.clusters_talk),
-                       int(launch.cooperative), base)  # fmt: skip
+    launch_c = _Launch(
+        launch.grid,
+        launch.block,
+        launch.cluster,
+        program.static_shared,
+        launch.shared_bytes,
+        len(launch.params),
+        architecture,
+        int(launch.pdl),
+        int(program.clusters_talk),
+        int(launch.cooperative),
+        base,
+    )
     regions_c = (_Region * max(1, len(regions)))(
         *(_Region(r.address, r.size, int(r.writable), i) for i, r in enumerate(regions))
     )
     starve = options.starve or ()
     clusters = math.prod(a // b for a, b in zip(launch.grid, launch.cluster, strict=True))
     traced = [cluster for cluster in options.trace if cluster < clusters]
-    options_c = _Options(_MODES[options.async_mode], options.quantum, int(options.happens_before),
-                         int(options.lenient_tensor), int(options.lockstep), int(options.poison), options.threads,
-                         int(options.elect_highest), int(options.count), options.findings,
-                         int(options.tests_fail), len(starve), (c_uint32 * max(1, len(starve)))(*starve),
-                         int(options.only_traced), len(traced), (c_uint32 * max(1, len(traced)))(*traced), options.seed,
-                         options.limit)  # fmt: skip
+    options_c = _Options(
+        _MODES[options.async_mode],
+        options.quantum,
+        int(options.happens_before),
+        int(options.lenient_tensor),
+        int(options.lockstep),
+        int(options.poison),
+        options.threads,
+        int(options.elect_highest),
+        int(options.count),
+        options.findings,
+        int(options.tests_fail),
+        len(starve),
+        (c_uint32 * max(1, len(starve)))(*starve),
+        int(options.only_traced),
+        len(traced),
+        (c_uint32 * max(1, len(traced)))(*traced),
+        options.seed,
+        options.limit,
+    )
     lists = (ctypes.c_int32 * max(1, len(program.lists)))(*program.lists)
     constants = (c_uint32 * max(1, len(program.constants)))(*program.constants)
     size = len(program.code) // 48
-    program_c = _Program(program.code, ctypes.addressof(lists), ctypes.addressof(constants), size, len(program.lists),
-                         len(program.constants), program.slots)  # fmt: skip
+    program_c = _Program(
+        program.code,
+        ctypes.addressof(lists),
+        ctypes.addressof(constants),
+        size,
+        len(program.lists),
+        len(program.constants),
+        program.slots,
+    )
     text = ctypes.create_string_buffer(_MAX_TEXT)
     failure = _Failure(ctypes.cast(text, c_char_p), len(text))
     executed = c_uint64()
@@ -171,8 +202,17 @@ def _run(
     lanes = (c_uint64 * (warps * size))() if options.count else None
     ranks = math.prod(launch.cluster)
     traces = (_Trace * max(1, len(traced) * ranks * warps))()
-    failed = core().tsmla_emulator_run(byref(program_c), byref(launch_c), regions_c, len(regions), byref(options_c),
-                                        byref(executed), lanes, traces, byref(failure))  # fmt: skip
+    failed = core().tsmla_emulator_run(
+        byref(program_c),
+        byref(launch_c),
+        regions_c,
+        len(regions),
+        byref(options_c),
+        byref(executed),
+        lanes,
+        traces,
+        byref(failure),
+    )
     report.warp_instructions += executed.value
     for at, count in enumerate(lanes or ()):
         warp, position = divmod(at, size)

@@ -83,8 +83,16 @@ def _copy(encoder: Encoder) -> Encoded:
     size = encoder.number(encoder.operands[2])
     rest = encoder.operands[3:]
     limit = encoder.source(rest[0]) if rest and "L2::cache_hint" not in encoder.parts else None
-    return encoder.build("cp_async", a=base, imm=offset, b=source, extra=size, c=limit, flags=wide | SPACES["shared"],
-                         e=Constant(source_offset & 0xFFFFFFFF))  # fmt: skip
+    return encoder.build(
+        "cp_async",
+        a=base,
+        imm=offset,
+        b=source,
+        extra=size,
+        c=limit,
+        flags=wide | SPACES["shared"],
+        e=Constant(source_offset & 0xFFFFFFFF),
+    )
 
 
 def _bulk(encoder: Encoder) -> Encoded:
@@ -106,8 +114,15 @@ def _bulk(encoder: Encoder) -> Encoded:
     if "mbarrier::complete_tx::bytes" in parts:
         barrier = encoder.address(encoder.operands[3])[:2]
     offsets = (Constant(to_offset & 0xFFFFFFFF), Constant(source_offset & 0xFFFFFFFF), Constant(barrier[1]))
-    return encoder.build("bulk_copy", a=to, b=source, c=size, e=barrier[0], items=offsets,
-                         flags=SPACES[spaces[0]] | SPACES[spaces[1]] << 4)  # fmt: skip
+    return encoder.build(
+        "bulk_copy",
+        a=to,
+        b=source,
+        c=size,
+        e=barrier[0],
+        items=offsets,
+        flags=SPACES[spaces[0]] | SPACES[spaces[1]] << 4,
+    )
 
 
 def _bulk_tensor(encoder: Encoder, parts: list[str]) -> Encoded:
@@ -195,9 +210,18 @@ def _wgmma(encoder: Encoder) -> Encoded:
         | transposes[0] << 10
         | transposes[1] << 11
     )
-    return encoder.build("wgmma", a=left, b=encoder.source(b, "b64"), c=encoder.source(scale, "pred"),
-                         items=results + registers, extra=columns, imm=depth, width=len(registers), flags=flags,
-                         late_writes=True)  # fmt: skip
+    return encoder.build(
+        "wgmma",
+        a=left,
+        b=encoder.source(b, "b64"),
+        c=encoder.source(scale, "pred"),
+        items=results + registers,
+        extra=columns,
+        imm=depth,
+        width=len(registers),
+        flags=flags,
+        late_writes=True,
+    )
 
 
 def _group(encoder: Encoder) -> int:
@@ -278,9 +302,17 @@ def _tmem_mma(encoder: Encoder) -> Encoded:
     if rest and not (isinstance(rest[0], Immediate) and rest[0].value == 0):
         raise encoder.refuse()
     items = (encoder.source(idesc), enable, Constant(left_offset & 0xFFFFFFFF), *masks)
-    return encoder.build("tmem_mma", a=base, imm=offset, b=left, c=encoder.source(b, "b64"), items=items,
-                         extra=_group(encoder), width=len(masks),
-                         flags=kind | int(in_tmem) << 4 | int("ws" in parts) << 5)  # fmt: skip
+    return encoder.build(
+        "tmem_mma",
+        a=base,
+        imm=offset,
+        b=left,
+        c=encoder.source(b, "b64"),
+        items=items,
+        extra=_group(encoder),
+        width=len(masks),
+        flags=kind | int(in_tmem) << 4 | int("ws" in parts) << 5,
+    )
 
 
 def _tmem_commit(encoder: Encoder) -> Encoded:

@@ -75,8 +75,15 @@ def _loaded_registers(code: list[Encoded]) -> set[Register]:
     return loaded
 
 
-def _pack(item: Encoded, places: dict[Register, int], constants: _Constants, lists: list[int], labels,
-          loaded: set[Register], wgmma: set[Register]) -> bytes:  # fmt: skip
+def _pack(
+    item: Encoded,
+    places: dict[Register, int],
+    constants: _Constants,
+    lists: list[int],
+    labels,
+    loaded: set[Register],
+    wgmma: set[Register],
+) -> bytes:
     def place(reference: Reference) -> int:
         if reference is None:
             return _NONE

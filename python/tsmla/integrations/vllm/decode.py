@@ -46,9 +46,18 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
         **mla_args: Any,
     ) -> None:
         super().__init__(
-            num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype, logits_soft_cap,
-            attn_type, kv_sharing_target_layer_name, **mla_args,
-        )  # fmt: skip
+            num_heads,
+            head_size,
+            scale,
+            num_kv_heads,
+            alibi_slopes,
+            sliding_window,
+            kv_cache_dtype,
+            logits_soft_cap,
+            attn_type,
+            kv_sharing_target_layer_name,
+            **mla_args,
+        )
         config = get_current_vllm_config()
         self._refuse(alibi_slopes, logits_soft_cap, attn_type, sliding_window, config)
         self._parallel = config.parallel_config

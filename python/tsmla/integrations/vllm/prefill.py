@@ -138,9 +138,18 @@ class TsmlaPrefill(MLAPrefillBackend):
                 found = torch.empty(queries.shape[1], queries.shape[0], dtype=torch.float32, device=queries.device)
                 rest["lse"] = (found.fill_(-math.inf) if self._leaves_out else found).t()
         result = tsmla_prefill(
-            queries, keys, values, None, starts_kv, 0, starts_q.numel() - 1, self.scale, causal,
-            cum_seq_lens_q=starts_q, **rest,
-        )  # fmt: skip
+            queries,
+            keys,
+            values,
+            None,
+            starts_kv,
+            0,
+            starts_q.numel() - 1,
+            self.scale,
+            causal,
+            cum_seq_lens_q=starts_q,
+            **rest,
+        )
         assert isinstance(result, torch.Tensor)
         return result, found
 
