@@ -143,13 +143,29 @@ def by_ragged_prefill(
     """(out, natural LSE) of trtllm_ragged_attention_deepseek, which gives base 2, into NaN-filled results."""
     tokens, heads, _ = problem.query.shape
     out, lse = flashinfer.trtllm_ragged_attention_deepseek(
-        problem.query, problem.key, problem.value, None, None, max(problem.lengths_q), max(problem.lengths_kv),
-        problem.softmax_scale, 1.0, 1.0, len(problem.lengths_q), -1, problem.cum_seq_lens_q, problem.cum_seq_lens_kv,
-        None, causal, True,
+        problem.query,
+        problem.key,
+        problem.value,
+        None,
+        None,
+        max(problem.lengths_q),
+        max(problem.lengths_kv),
+        problem.softmax_scale,
+        1.0,
+        1.0,
+        len(problem.lengths_q),
+        -1,
+        problem.cum_seq_lens_q,
+        problem.cum_seq_lens_kv,
+        None,
+        causal,
+        True,
         **{
-            "out": _poisoned(problem), "lse": torch.full((tokens, heads), math.nan, device="cuda"), **changes,
+            "out": _poisoned(problem),
+            "lse": torch.full((tokens, heads), math.nan, device="cuda"),
+            **changes,
         },
-    )  # fmt: skip
+    )
     torch.cuda.synchronize()
     return out, lse * LN2
 

@@ -56,10 +56,26 @@ class SegmentLister:
 
     @cute.jit
     def __call__(
-        self, seq_lens, causal_seqs, cum_seq_lens_q, visible, out_counts, out_segments, out_keys, out_records,
-        causal: Int32, window_left: Int32, cp_world: Int32, cp_rank: Int32, cp_interleave: Int32, q_len: Int32,
-        heads: Int32, parts: Int32, slots: Int32, stream,
-    ):  # fmt: skip
+        self,
+        seq_lens,
+        causal_seqs,
+        cum_seq_lens_q,
+        visible,
+        out_counts,
+        out_segments,
+        out_keys,
+        out_records,
+        causal: Int32,
+        window_left: Int32,
+        cp_world: Int32,
+        cp_rank: Int32,
+        cp_interleave: Int32,
+        q_len: Int32,
+        heads: Int32,
+        parts: Int32,
+        slots: Int32,
+        stream,
+    ):
         given = Given(
             seq_lens, causal_seqs, cum_seq_lens_q, visible, causal, window_left, cp_world, cp_rank, cp_interleave, q_len
         )

@@ -45,14 +45,33 @@ def deepseek(heads: int = 4, key_heads: int | None = None, device: str = "cpu", 
     """A random DeepSeek-V3 of two layers, one of them with experts, whose attention matters."""
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-    config = DeepseekV3Config(**{
-        "vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32,
-        "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": key_heads or heads,
-        "n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-        "first_k_dense_replace": 1, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 128, "v_head_dim": 128, "max_position_embeddings": 2048, "pad_token_id": 0,
-        "bos_token_id": 1, "eos_token_id": None, **changes,
-    })  # fmt: skip
+    config = DeepseekV3Config(
+        **{
+            "vocab_size": 199,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "moe_intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": heads,
+            "num_key_value_heads": key_heads or heads,
+            "n_shared_experts": 1,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 48,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "max_position_embeddings": 2048,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": None,
+            **changes,
+        }
+    )
     torch.manual_seed(5)
     model = DeepseekV3ForCausalLM(config).eval()
     with torch.no_grad():

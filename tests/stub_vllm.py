@@ -86,11 +86,27 @@ class MLAAttentionImpl(AttentionImplBase):
 
 class MLACommonImpl(MLAAttentionImpl, Generic[M]):
     def __init__(
-        self, num_heads: int, head_size: int, scale: float, num_kv_heads: int, alibi_slopes: Any, sliding_window: Any,
-        kv_cache_dtype: str, logits_soft_cap: Any, attn_type: str, kv_sharing_target_layer_name: Any, *,
-        q_lora_rank: Any, kv_lora_rank: int, qk_nope_head_dim: int, qk_rope_head_dim: int, qk_head_dim: int,
-        v_head_dim: int, kv_b_proj: Any, indexer: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: Any,
+        sliding_window: Any,
+        kv_cache_dtype: str,
+        logits_soft_cap: Any,
+        attn_type: str,
+        kv_sharing_target_layer_name: Any,
+        *,
+        q_lora_rank: Any,
+        kv_lora_rank: int,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        qk_head_dim: int,
+        v_head_dim: int,
+        kv_b_proj: Any,
+        indexer: Any = None,
+    ) -> None:
         self.num_heads, self.scale, self.kv_cache_dtype = num_heads, scale, kv_cache_dtype
         self.kv_lora_rank, self.kv_b_proj = kv_lora_rank, kv_b_proj
         self.qk_nope_head_dim, self.qk_rope_head_dim = qk_nope_head_dim, qk_rope_head_dim

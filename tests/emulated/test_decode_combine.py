@@ -106,10 +106,35 @@ def run(
     workspace = cuda(workspace)
     kernel = gpu.emulation.adopt(compiled_combiner(DEAL, variant, kept), lambda name: name in ("out", "lse"))
     kernel(
-        query, query.new_empty((0, 0, 0, 64)), cache, lens[:, None], lens, lens, lens.new_empty(0),
-        lens.new_empty((0, 0)), query.new_empty(0, dtype=torch.float32), out, lse, workspace, None, None, None,
-        1.0, output_scale, 0, -1, 1, 0, 1, 0, 1.0, 0, q_len, parts, 0,
-    )  # fmt: skip
+        query,
+        query.new_empty((0, 0, 0, 64)),
+        cache,
+        lens[:, None],
+        lens,
+        lens,
+        lens.new_empty(0),
+        lens.new_empty((0, 0)),
+        query.new_empty(0, dtype=torch.float32),
+        out,
+        lse,
+        workspace,
+        None,
+        None,
+        None,
+        1.0,
+        output_scale,
+        0,
+        -1,
+        1,
+        0,
+        1,
+        0,
+        1.0,
+        0,
+        q_len,
+        parts,
+        0,
+    )
     written = out.cpu().double().view(*shape, LATENT_DIM), None if lse is None else lse.cpu().double().view(shape)
     return written, (expected, expected_lse), was_cut
 

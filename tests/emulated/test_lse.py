@@ -106,9 +106,25 @@ def test_rows_of_no_sequence_keep_what_they_hold(gpu):
     ends[-1] -= 2
     lse = torch.full((heads, tokens), 5.0, device="cuda").T
     _, got = flashinfer.trtllm_ragged_attention_deepseek(
-        problem.query, problem.key, problem.value, None, None, 40, 60, problem.softmax_scale, 1.0, None, 2, -1, ends,
-        problem.cum_seq_lens_kv, None, False, True, lse=lse,
-    )  # fmt: skip
+        problem.query,
+        problem.key,
+        problem.value,
+        None,
+        None,
+        40,
+        60,
+        problem.softmax_scale,
+        1.0,
+        None,
+        2,
+        -1,
+        ends,
+        problem.cum_seq_lens_kv,
+        None,
+        False,
+        True,
+        lse=lse,
+    )
     last = int(ends[-1])
     assert got is lse and (lse[last:] == 5).all() and (lse[:last] != 5).all()
 

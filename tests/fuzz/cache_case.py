@@ -74,9 +74,25 @@ def cache_cases(draw: Any, variant: WriteCacheVariant | ReadCacheVariant, hostil
     requests = draw(st.lists(st.integers(0, 9), max_size=6)) if variant.family == "read_cache" else []
     scale = draw(st.floats(2.0**-126, 2.0**127, width=32)) if format == "e4m3" else 1.0
     return CacheCase(
-        variant.family, format, str(variant.dtype), tuple(draw(st.permutations(own))), pages, page, narrow,
-        draw(st.sampled_from((0, 0, 1, 3))), draw(st.sampled_from((0, 0, 1, 5))), draw(st.booleans()), scale,
-        draw(st.booleans()), draw(st.sampled_from(VALUES)), tuple(requests), draw(st.sampled_from(TURNS)),
-        draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 2**31 - 1)), draw(schedules()),
-        draw(st.sampled_from((0, 0, 1, 3))), draw(manners()),
-    )  # fmt: skip
+        variant.family,
+        format,
+        str(variant.dtype),
+        tuple(draw(st.permutations(own))),
+        pages,
+        page,
+        narrow,
+        draw(st.sampled_from((0, 0, 1, 3))),
+        draw(st.sampled_from((0, 0, 1, 5))),
+        draw(st.booleans()),
+        scale,
+        draw(st.booleans()),
+        draw(st.sampled_from(VALUES)),
+        tuple(requests),
+        draw(st.sampled_from(TURNS)),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        draw(st.integers(0, 2**31 - 1)),
+        draw(schedules()),
+        draw(st.sampled_from((0, 0, 1, 3))),
+        draw(manners()),
+    )

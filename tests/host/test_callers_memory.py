@@ -129,9 +129,24 @@ def ragged() -> Call:
     given, results = prefill_inputs(), {"out": nan(5, HEADS, 128, dtype=BF16), "lse": nan(5, HEADS)}
     lengths = given["cum_seq_lens_q"], given["cum_seq_lens"]
     return lambda: flashinfer.trtllm_ragged_attention_deepseek(
-        given["query"], given["key"], given["value"], None, None, 3, 4, 0.1, 1.0, None, 2, -1, *lengths, None, True,
-        True, **results,
-    )  # fmt: skip
+        given["query"],
+        given["key"],
+        given["value"],
+        None,
+        None,
+        3,
+        4,
+        0.1,
+        1.0,
+        None,
+        2,
+        -1,
+        *lengths,
+        None,
+        True,
+        True,
+        **results,
+    )
 
 
 def flash() -> Call:

@@ -115,16 +115,31 @@ def builder(monkeypatch, config) -> TsmlaMetadataBuilder:
         monkeypatch.setattr(torch, name, lambda *a, make=made, pin_memory=False, **named: make(*a, **named))
     builder = object.__new__(TsmlaMetadataBuilder)
     builder.__dict__.update(
-        device=torch.device("cpu"), use_pcp=False, dcp_world_size=1, dcp_local_block_size=1, dcp_virtual_block_size=1,
-        cp_kv_cache_interleave_size=1, page_size=4, metadata_cls=TsmlaMetadata, q_data_type=BF16, dcp_manager=None,
-        chunked_prefill_workspace=torch.zeros(32, 576, dtype=BF16), chunked_prefill_workspace_size=32,
-        model_config=types.SimpleNamespace(get_head_size=lambda: 576, dtype=BF16), vllm_config=config,
+        device=torch.device("cpu"),
+        use_pcp=False,
+        dcp_world_size=1,
+        dcp_local_block_size=1,
+        dcp_virtual_block_size=1,
+        cp_kv_cache_interleave_size=1,
+        page_size=4,
+        metadata_cls=TsmlaMetadata,
+        q_data_type=BF16,
+        dcp_manager=None,
+        chunked_prefill_workspace=torch.zeros(32, 576, dtype=BF16),
+        chunked_prefill_workspace_size=32,
+        model_config=types.SimpleNamespace(get_head_size=lambda: 576, dtype=BF16),
+        vllm_config=config,
         non_causal_multi_token_decode=False,
         _prefill_backend=TsmlaPrefill(
-            num_heads=HEADS, scale=SCALE, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+            num_heads=HEADS,
+            scale=SCALE,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
             vllm_config=config,
         ),
-    )  # fmt: skip
+    )
     return builder
 
 

@@ -73,15 +73,32 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory, pdl: bool) -> 
     if variant.lse:
         results["lse"] = memory.allocate((*outer, case.heads), torch.float32)
     tsmla_decode(
-        given.given, given.cache, workspace, LATENT_DIM, ROPE_DIM, given.tables, given.lengths, longest, _SCALE,
-        case.output_scale, causal_mask=case.causal, window_left=case.window, enable_pdl=pdl,
-        out=results["out"], lse=results.get("lse"),
+        given.given,
+        given.cache,
+        workspace,
+        LATENT_DIM,
+        ROPE_DIM,
+        given.tables,
+        given.lengths,
+        longest,
+        _SCALE,
+        case.output_scale,
+        causal_mask=case.causal,
+        window_left=case.window,
+        enable_pdl=pdl,
+        out=results["out"],
+        lse=results.get("lse"),
         causal_seqs=given.bounds if case.ranks > 1 else None,
-        cp_world=case.ranks, cp_rank=case.ranks - 1, cp_interleave_size=case.interleave,
+        cp_world=case.ranks,
+        cp_rank=case.ranks - 1,
+        cp_interleave_size=case.interleave,
         local_visible_lens=None if given.visible is None else given.visible.view(-1, case.q_len),
-        sinks=sinks_of(case.heads) if case.sinks else None, lse_includes_sink=case.lse_includes_sink,
-        cum_seq_lens_q=given.ends_q, max_q_len=q_len if case.q_lens else None, batch_invariant=case.batch_invariant,
-    )  # fmt: skip
+        sinks=sinks_of(case.heads) if case.sinks else None,
+        lse_includes_sink=case.lse_includes_sink,
+        cum_seq_lens_q=given.ends_q,
+        max_q_len=q_len if case.q_lens else None,
+        batch_invariant=case.batch_invariant,
+    )
     return results
 
 

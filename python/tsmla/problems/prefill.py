@@ -56,12 +56,29 @@ def run(variant: PrefillVariant, case: PrefillCase, memory: Memory, pdl: bool) -
     pieces = case.pieces and NOPE_DIMS[variant.d_qk] < variant.d_qk
     query, key = (_pieces(given.query), _shared_rope(given.key)) if pieces else (given.query, given.key)
     tsmla_prefill(
-        query, key, given.value, None, given.ends_kv, max(case.lengths_kv), given.ends_kv.numel() - 1,
-        given.scale, variant.causal, False, given.ends_q, max(case.lengths_q), pdl,
-        None if earlier else results["out"], k_scale, v_scale, output_scale, out_dtype,
-        sinks=sinks_of(case.heads[0]) if case.sinks else None, lse_includes_sink=case.lse_includes_sink,
-        lse=None if earlier else results.get("lse"), merge_into=earlier,
-    )  # fmt: skip
+        query,
+        key,
+        given.value,
+        None,
+        given.ends_kv,
+        max(case.lengths_kv),
+        given.ends_kv.numel() - 1,
+        given.scale,
+        variant.causal,
+        False,
+        given.ends_q,
+        max(case.lengths_q),
+        pdl,
+        None if earlier else results["out"],
+        k_scale,
+        v_scale,
+        output_scale,
+        out_dtype,
+        sinks=sinks_of(case.heads[0]) if case.sinks else None,
+        lse_includes_sink=case.lse_includes_sink,
+        lse=None if earlier else results.get("lse"),
+        merge_into=earlier,
+    )
     return results
 
 
