@@ -69,18 +69,9 @@ def test_tiles_that_no_row_of_a_warpgroup_sees_are_passed_over(gpu, dtype):
     problem = wide([128], [128], 1, 1, dtype)
     problem.value[80 if dtype is torch.bfloat16 else 96 :] = math.nan
     out, lse = tsmla.tsmla_prefill(
-        problem.query,
-        problem.key,
-        problem.value,
-        None,
-        problem.cum_seq_lens_kv,
-        128,
-        1,
-        problem.softmax_scale,
-        True,
-        True,
-        problem.cum_seq_lens_q,
-    )
+        problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, 128, 1, problem.softmax_scale,
+        True, True, problem.cum_seq_lens_q,
+    )  # fmt: skip
     first = [tensor[:64] for tensor in (problem.query, problem.key, problem.value)]
     ends = torch.tensor([0, 64], dtype=torch.int32, device="cuda")
     judge(Problem(*first, ends, ends, [64], [64], problem.softmax_scale), True, out[:64], lse[:64])
@@ -154,20 +145,9 @@ def test_pieces_give_the_bits_of_joined_ones(gpu, dtype, causal):
     def run(q, k) -> tuple[torch.Tensor, torch.Tensor]:
         out = torch.full(problem.query.shape, math.nan, dtype=torch.bfloat16, device="cuda")
         return tsmla.tsmla_prefill(
-            q,
-            k,
-            problem.value,
-            None,
-            problem.cum_seq_lens_kv,
-            1,
-            4,
-            problem.softmax_scale,
-            causal,
-            True,
-            problem.cum_seq_lens_q,
-            out=out,
-            lse=torch.full(out.shape[:2], math.nan, device="cuda"),
-        )
+            q, k, problem.value, None, problem.cum_seq_lens_kv, 1, 4, problem.softmax_scale, causal, True,
+            problem.cum_seq_lens_q, out=out, lse=torch.full(out.shape[:2], math.nan, device="cuda"),
+        )  # fmt: skip
 
     with unwatched(gpu):
         joined = run(problem.query, problem.key)
@@ -197,19 +177,9 @@ def test_two_parts_are_the_whole(gpu, dtype):
 
     def run(problem: Problem, **options) -> tuple[torch.Tensor, torch.Tensor]:
         return tsmla.tsmla_prefill(
-            problem.query,
-            problem.key,
-            problem.value,
-            None,
-            problem.cum_seq_lens_kv,
-            1,
-            3,
-            problem.softmax_scale,
-            False,
-            True,
-            problem.cum_seq_lens_q,
-            **options,
-        )
+            problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, 1, 3, problem.softmax_scale,
+            False, True, problem.cum_seq_lens_q, **options,
+        )  # fmt: skip
 
     earlier = run(parts[0])
     before = [tensor.clone() for tensor in earlier]
@@ -229,32 +199,14 @@ def test_bits_do_not_depend_on_other_sequences(gpu, dtype, causal):
     def run(*rows: slice, lengths: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         ends = [torch.tensor([0, length], dtype=torch.int32, device="cuda") for length in lengths]
         return tsmla.tsmla_prefill(
-            problem.query[rows[0]],
-            problem.key[rows[1]],
-            problem.value[rows[1]],
-            None,
-            ends[1],
-            400,
-            1,
-            problem.softmax_scale,
-            causal,
-            True,
-            ends[0],
-        )
+            problem.query[rows[0]], problem.key[rows[1]], problem.value[rows[1]], None, ends[1], 400, 1,
+            problem.softmax_scale, causal, True, ends[0],
+        )  # fmt: skip
 
     out, lse = tsmla.tsmla_prefill(
-        problem.query,
-        problem.key,
-        problem.value,
-        None,
-        problem.cum_seq_lens_kv,
-        400,
-        3,
-        problem.softmax_scale,
-        causal,
-        True,
-        problem.cum_seq_lens_q,
-    )
+        problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, 400, 3, problem.softmax_scale,
+        causal, True, problem.cum_seq_lens_q,
+    )  # fmt: skip
     for (q, k), lengths in zip(((0, 0), (150, 300), (153, 340)), ((150, 300), (3, 40), (1, 400)), strict=True):
         queries, keys = slice(q, q + lengths[0]), slice(k, k + lengths[1])
         alone = run(queries, keys, lengths=lengths)
