@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from typing import NamedTuple
 
 MAGIC = b"\x7fELF\x02\x01"
 EM_X86_64, EM_AARCH64, EM_CUDA = 62, 183, 190
@@ -16,11 +17,64 @@ SHN_UNDEF, STB_GLOBAL, STB_WEAK = 0, 1, 2
 STT_FUNC = 2
 PT_LOAD = 1
 DT_NEEDED, DT_SONAME, DT_RPATH, DT_RUNPATH = 1, 14, 15, 29
-_HEADER_BYTES, _SECTION, _SEGMENT = 64, struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IIQQQQQQ")
+_HEADER_BYTES = 64
+_HEADER, _SECTION = struct.Struct("<QQIHHHHHH"), struct.Struct("<IIQQQQIIQQ")
+_SEGMENT, _SYMBOL = struct.Struct("<IIQQQQQQ"), struct.Struct("<IBBHQQ")
 
 
 class ElfError(ValueError):
     """The bytes are not a complete 64-bit little-endian ELF file."""
+
+
+class _Header(NamedTuple):
+    """The ELF header from its byte 32 on: where the tables of headers lie, and their sizes."""
+
+    program_offset: int
+    section_offset: int
+    flags: int
+    header_bytes: int
+    program_bytes: int
+    programs: int
+    section_bytes: int
+    sections: int
+    names_index: int
+
+
+class _SectionHeader(NamedTuple):
+    name: int
+    type: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    alignment: int
+    entry_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+class _Segment(NamedTuple):
+    type: int
+    flags: int
+    offset: int
+    address: int
+    physical_address: int
+    file_bytes: int
+    memory_bytes: int
+    alignment: int
+
+
+class _SymbolEntry(NamedTuple):
+    name: int
+    info: int
+    other: int
+    section: int
+    value: int
+    size: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,24 +122,25 @@ class Elf:
             raise ElfError("truncated ELF headers")
         self.abi_version = data[8]
         (self.machine,) = struct.unpack_from("<H", data, 18)
-        program_offset, section_offset, self.flags = struct.unpack_from("<QQI", data, 32)
-        program_size, program_count, header_size, count, names_index = struct.unpack_from("<HHHHH", data, 54)
-        tables = [section_offset + count * header_size, program_offset + program_size * program_count]
-        self._check_end(len(data), tables)
-        if count and header_size < _SECTION.size:
-            raise ElfError(f"section headers of {header_size} bytes; they have {_SECTION.size}")
-        headers = [_SECTION.unpack_from(data, section_offset + i * header_size) for i in range(count)]
-        self._check_end(len(data), [h[4] + h[5] for h in headers if h[1] != SHT_NOBITS])
-        if program_count and program_size < _SEGMENT.size:
-            raise ElfError(f"program headers of {program_size} bytes; they have {_SEGMENT.size}")
-        segments = [_SEGMENT.unpack_from(data, program_offset + i * program_size) for i in range(program_count)]
-        self.alignments = [segment[7] for segment in segments if segment[0] == PT_LOAD]
+        header = _Header._make(_HEADER.unpack_from(data, 32))
+        self.flags = header.flags
+        section_places = _places(header.section_offset, header.section_bytes, header.sections)
+        program_places = _places(header.program_offset, header.program_bytes, header.programs)
+        self._check_end(len(data), [section_places.stop, program_places.stop])
+        if header.sections and header.section_bytes < _SECTION.size:
+            raise ElfError(f"section headers of {header.section_bytes} bytes; they have {_SECTION.size}")
+        headers = [_SectionHeader._make(_SECTION.unpack_from(data, place)) for place in section_places]
+        self._check_end(len(data), [found.end for found in headers if found.type != SHT_NOBITS])
+        if header.programs and header.program_bytes < _SEGMENT.size:
+            raise ElfError(f"program headers of {header.program_bytes} bytes; they have {_SEGMENT.size}")
+        segments = [_Segment._make(_SEGMENT.unpack_from(data, place)) for place in program_places]
+        self.alignments = [segment.alignment for segment in segments if segment.type == PT_LOAD]
         """Alignment in bytes of each loaded segment: a multiple of the largest page size that can map it."""
         image = data[: self.length]
         names = b""
-        if names_index < count and headers[names_index][1] != SHT_NOBITS:
-            names = image[headers[names_index][4] :][: headers[names_index][5]]
-        self.sections = [Section(h[1], h[2], h[4], h[5], h[6], h[0], names, image) for h in headers]
+        if header.names_index < len(headers) and headers[header.names_index].type != SHT_NOBITS:
+            names = image[headers[header.names_index].offset : headers[header.names_index].end]
+        self.sections = [Section(h.type, h.flags, h.offset, h.size, h.link, h.name, names, image) for h in headers]
 
     def _check_end(self, available: int, ends: list[int]) -> None:
         self.length = max([self.length, *ends])
@@ -100,8 +155,9 @@ class Elf:
         found = []
         for table in (section for section in self.sections if section.type == table_type):
             names = self.sections[table.link].data
-            for name, info, _, section, value, _ in struct.iter_unpack("<IBBHQQ", table.data):
-                found.append(Symbol(_string(names, name), value, info >> 4, info & 15, section))
+            for entry in map(_SymbolEntry._make, _SYMBOL.iter_unpack(table.data)):
+                name = _string(names, entry.name)
+                found.append(Symbol(name, entry.value, entry.info >> 4, entry.info & 15, entry.section))
         return found[1:]
 
     def dynamic_strings(self, tag: int) -> list[str]:
@@ -110,6 +166,11 @@ class Elf:
             names = self.sections[table.link].data
             return [_string(names, value) for found, value in struct.iter_unpack("<QQ", table.data) if found == tag]
         return []
+
+
+def _places(first: int, step: int, count: int) -> range:
+    """Where the entries of a table begin; it stops where the table does."""
+    return range(first, first + step * count, step) if step else range(first, first)
 
 
 def _string(table: bytes, start: int) -> str:
