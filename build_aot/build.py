@@ -38,6 +38,7 @@ from .progress import Estimate, Progress
 
 STORE = ".compiled"
 """The directory inside the output that keeps results between runs."""
+RESULT_ENDINGS = ("o", "json", "ptx", "ll.gz")
 
 
 def build(
@@ -75,6 +76,8 @@ def build(
         kernels = {variant: _must_find(store, variant) for variant in variants}
         objects = store if host == here else _assembled(kernels, store, store_of(out, host), host, jobs, report)
         made = _link_changed(kernels, objects, host, out, report)
+        for each in {store.directory, objects.directory}:
+            _remove_gone(each, variants)
         if keep_ptx:
             (out / "ptx").mkdir(exist_ok=True)
             for variant in variants:
@@ -203,6 +206,15 @@ def _must_find(store: ResultStore, variant: Variant) -> Kernel:
     if kernel is None:
         raise BuildError(f"{store.directory} lost {variant} while it was being built; did something else write there?")
     return kernel
+
+
+def _remove_gone(directory: Path, variants: Sequence[Variant]) -> None:
+    """Remove a store's results of variants that nobody builds any more; those of other builds stay."""
+    known = {str(variant) for variant in (*matrix.shipped(Arch), *variants)}
+    for path in directory.glob("tsmla_*"):
+        symbol, _, ending = path.name.partition(".")
+        if ending in RESULT_ENDINGS and symbol not in known:
+            path.unlink()
 
 
 def _link_changed(

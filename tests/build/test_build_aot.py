@@ -91,6 +91,15 @@ def test_output_holds_exactly_what_was_asked_for(own_build):
     assert contents(own_build).keys() == {LIBRARY, manifest.MANIFEST_FILE}
 
 
+def test_results_of_variants_that_are_gone_do_not_stay(own_build, small_variants):
+    store, gone, other = own_build / STORE, "tsmla_pack_sm_90a_of_old", "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128"
+    for name in (f"{gone}.o", f"{gone}.json", f"{gone}.ll.gz", f"{other}.o"):
+        (store / name).write_bytes(b"left from before")
+    assert build_aot(*OPTIONS, "--out", own_build).status == 0
+    assert not [*store.glob(f"{gone}*")] and (store / f"{other}.o").exists()
+    assert all((store / f"{variant}.o").exists() for variant in small_variants)
+
+
 def test_wrong_use_is_refused_with_what_exists(tmp_path):
     ran = build_aot("--arch", "sm_80", "--out", tmp_path)
     assert ran.status == 2 and "sm_80" in ran.output and "sm_90a" in ran.output

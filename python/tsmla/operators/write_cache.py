@@ -51,7 +51,8 @@ def mla_write_cache(
     where all are: an element that is NaN stays NaN and leaves its row's others alone; an infinite one makes a scale
     infinite, so that finite elements of it become 0 and infinite ones NaN. With power_of_two_scales, s is the smallest
     power of two that is not below the one above. "bf16", "fp16", "e4m3" and "fp8_ds_mla" rows are the bytes of vLLM's
-    `concat_and_cache_mla` (csrc/cache_kernels.cu); "snapmla" rows follow SnapMLA's formulas (docs/cache-formats.md).
+    `concat_and_cache_mla` (csrc/cache_kernels.cu); "snapmla" rows follow SnapMLA's formulas
+    (docs/reference/cache-formats.md).
 
     With positions and cos_sin_cache, r is k_pe[t] rotated by its position p, in float32, and rounded to kv_c's dtype:
 
