@@ -2,7 +2,8 @@
 
 An entry is one zip file, `SYMBOL-HASH.zip`, of a result's object, LLVM IR, PTX and description. The description says
 what decided the result (sources, compilers and this package), and HASH is of that: entries are only ever added, and an
-interrupted build leaves none. A variant keeps its latest `KEPT` entries. What lies there is linked into libraries and
+interrupted build leaves none. A variant keeps its latest `KEPT` entries, and an entry that no build took for
+`UNUSED_DAYS` goes: its variant may exist no more. What lies there is linked into libraries and
 run, so nothing counts that another user could have put there (`tsmla.loading.trust`).
 """
 
@@ -14,6 +15,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from tsmla.loading import trust
 
 from .compile import ResultStore
 
-KEPT = 4
+KEPT, UNUSED_DAYS = 4, 60
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, zipfile.BadZipFile)
 
 
@@ -65,16 +67,23 @@ class Cache:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        for old in self._of(variant)[KEPT:]:
+        unused_since = time.time() - UNUSED_DAYS * 24 * 3600
+        unused = [path for path, seconds in self._times("*").items() if seconds < unused_since]
+        for old in {*self._of(variant)[KEPT:], *unused}:
             old.unlink(missing_ok=True)
 
     def _of(self, variant: Variant) -> list[Path]:
         """Return a variant's entries, the latest first."""
-        found = {}
-        for path in self.directory.glob(f"{variant}-*.zip"):
-            with contextlib.suppress(OSError):  # another build may have removed it
-                found[path] = path.stat().st_mtime_ns
+        found = self._times(f"{variant}-*")
         return sorted(found, key=found.__getitem__, reverse=True)
+
+    def _times(self, pattern: str) -> dict[Path, float]:
+        """Return entries by a pattern of their names, each with the time when it was added or last taken."""
+        found = {}
+        for path in self.directory.glob(f"{pattern}.zip"):
+            with contextlib.suppress(OSError):  # another build may have removed it
+                found[path] = path.stat().st_mtime
+        return found
 
     def _take(self, entry: Path, variant: Variant, store: ResultStore, with_ptx: bool) -> bool:
         try:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import time
 import zipfile
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tsmla.loading.manifest import MANIFEST_FILE, read_directory
 
 from build_aot import sources
 from build_aot.build import store_of
-from build_aot.cache import KEPT, Cache
+from build_aot.cache import KEPT, UNUSED_DAYS, Cache
 from build_aot.compile import ResultStore
 
 OPTIONS = ("--arch", SMALL["arch"], "--family", SMALL["family"], "--jobs", "2", "--keep-ptx")
@@ -184,6 +185,14 @@ def test_a_variant_keeps_its_latest_entries(filled, store, small_variants):
     of_it = list(filled.directory.glob(f"{variant}-*.zip"))
     assert len(of_it) == KEPT
     assert len(entries(filled)) == KEPT + len(small_variants) - 1
+
+
+def test_entries_that_no_build_takes_go(filled, store, small_variants):
+    old, lately, *_ = (filled._of(variant)[0] for variant in small_variants)
+    for path, days in ((old, UNUSED_DAYS + 1), (lately, UNUSED_DAYS - 1)):
+        os.utime(path, (time.time() - days * 24 * 3600,) * 2)
+    filled.keep(small_variants[-1], store)
+    assert not old.exists() and lately.exists()
 
 
 def test_wheels_to_publish_take_nothing_from_it(monkeypatch, tmp_path):
