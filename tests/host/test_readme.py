@@ -128,6 +128,13 @@ def test_files_that_a_page_names(page):
     assert [name for name in spans if not any(f"/{file}".endswith(f"/{name}") for file in FILES)] == []
 
 
+@pytest.mark.parametrize("page", OUR_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_lines_are_no_wider_than_code(page):
+    """Tables apart, and the page that is written from records, with their commands."""
+    lines = [] if page == report.PAGE else page.read_text().splitlines()
+    assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
 def anchors(text: str) -> set[str]:
     """What GitHub makes of headings: lower case, spaces to hyphens, punctuation left out."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
