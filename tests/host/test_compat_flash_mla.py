@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import decode_calls
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -46,8 +47,6 @@ def directly(face: dict, **changes) -> dict:
         "query": face["q"],
         "kv_cache": face["k_cache"][:, :, 0],
         "workspace_buffer": ROOM,
-        "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64,
         "block_tables": face["block_table"],
         "seq_lens": face["cache_seqlens"],
         "max_seq_len": WIDTH * page,
@@ -56,7 +55,7 @@ def directly(face: dict, **changes) -> dict:
         "return_lse": True,
         "lse_base": math.e,
     }
-    return {**given, **changes}
+    return decode_calls.inputs(**{**given, **changes})
 
 
 def compare(recorder: Recorder, face: dict, **operator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decode_calls
 import other_facts
 import pytest
 import torch
@@ -39,14 +40,11 @@ def decode_inputs(q_len: int = Q_LEN, dtype: torch.dtype = torch.bfloat16, **cha
         "query": distinct(BATCH, q_len, HEADS, 576, dtype=dtype),
         "kv_cache": distinct(PAGES, PAGE, 576, dtype=dtype),
         "workspace_buffer": ROOM[: SMS * HEADS * 8 * 513 * 4],
-        "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64,
         "block_tables": torch.arange(BATCH * WIDTH, dtype=torch.int32).view(BATCH, WIDTH) % PAGES,
         "seq_lens": ints(1, 100, 0),
         "max_seq_len": 150,
-        "softmax_scale": 0.125,
     }
-    return {**given, **changes}
+    return decode_calls.inputs(**{**given, **changes})
 
 
 some_decode = {
