@@ -10,21 +10,22 @@ PAGE = Path(__file__).parent / "reference" / "arguments.md"
 _INTRODUCTION = """\
 # Arguments
 
-What each kernel takes, in its order, and what callers may give for it. `docs/arguments.py` writes this page from the
-tables in `python/tsmla/identity/call.py`, from which kernels' signatures and the operators' checks derive, too. What
-arguments mean is in the operators' docstrings.
+What each kernel takes, in its order, and what callers may give for it. What arguments mean is in the operators'
+docstrings. `docs/arguments.py` writes this page from the tables in `python/tsmla/identity/call.py`; kernels' signatures
+and the operators' checks follow from them, too.
 
-Sizes such as `d_qk` that are fields of a variant are compiled in; all others are free, and one name is one size within
-a table. *dtype* is the inputs' and *out_dtype* the output's; `python/tsmla/identity/support.py` says which exist.
-Addresses, and strides that are free, are multiples of the alignment in bytes, except that the stride of a dimension of
-one element means nothing. Tensors that a call writes may share no memory with others that it takes; nobody checks that.
-After these arguments every kernel takes a CUDA stream.
+Sizes such as `d_qk` that are fields of a variant (what a kernel is compiled for) are fixed; all others are free. One
+name is one size within a table. *dtype* is the inputs' and *out_dtype* the output's; `python/tsmla/identity/support.py`
+says which exist. Addresses, and strides that are free, are multiples of the alignment in bytes, except that the stride
+of a dimension of one element means nothing. Tensors that a call writes may share no memory with others that it takes;
+nobody checks that. After these arguments every kernel takes a CUDA stream.
 
-What callers give as a tuple of two is two tensors here: `key[1]` is the second, and `key` stands for the first, or for
-a tensor that is both side by side. So d_query and d_key are d_qk, or the 128 columns of the first piece, and
-query_columns are 576 or 512. A decode's cache may be a tuple of three (SnapMLA's rows, row_width 512 instead of 576),
-as its query then is; other kernels get None for what only such calls have. It may have DeepSeek's rows, of row_width
-656, whose *cache_dtype* is e4m3 (or uint8, of the same bits) while query and *rope_dtype* are bf16."""
+A query or key may be given in two pieces, as a tuple. They are two tensors here: `key[1]` is the second, and `key` the
+first, or the whole where one tensor is given. So d_query and d_key are d_qk for a whole and 128 for a first piece;
+query_columns are 576 or 512. Cache and query of a decode may be tuples of three (SnapMLA's rows: latent pieces, rope
+pieces, scales), with a row_width of 512 instead of 576; other kernels get None for what only such calls have. A cache
+of DeepSeek's rows has a row_width of 656 and a *cache_dtype* of e4m3 (or uint8, the same bits), while query and
+*rope_dtype* are bf16."""
 
 
 def page() -> str:
