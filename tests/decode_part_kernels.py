@@ -7,7 +7,7 @@ import tempfile
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, Int64, const_expr, cute
+from cutlass import Int32, Int64, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from decode_deal import WORDS
 from tsmla.identity.arch import Arch, Deal
@@ -16,13 +16,7 @@ from tsmla.identity.variant import DecodeVariant
 from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.entry import fake_arguments, host_entry
 from tsmla_kernels.parts.decode_line import LaneWork, Terms, Work, deal_work, in_lanes, of_equal_lengths, terms_of
-from tsmla_kernels.parts.decode_work import (
-    begin_in_step,
-    first_unit,
-    next_unit,
-    segment_of,
-    stretch_behind,
-)
+from tsmla_kernels.parts.decode_work import Segment, Unit, begin, for_each_unit
 from tsmla_kernels.parts.keys.source import key_source, visibility_in
 from tsmla_kernels.parts.keys.visible import LARGEST, Visibility, keys_of_row, tokens_behind, varies, visibility
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
@@ -98,11 +92,10 @@ class SegmentLister:
         part, _, _ = cute.arch.block_idx()
         if varies(view):
             work = in_lanes(deal_work(self.deal, view, terms, part))
-            self._list(view, work, part, out_counts, out_segments, out_records)
+            self._list(work, part, out_counts, out_segments, out_records)
         else:
-            view, terms = of_equal_lengths(view, terms)
-            work = deal_work(self.deal, view, terms, part)
-            self._list(view, work, part, out_counts, out_segments, out_records)
+            work = deal_work(self.deal, *of_equal_lengths(view, terms), part)
+            self._list(work, part, out_counts, out_segments, out_records)
         if part == 0:
             before = Int32(0)
             for request in cutlass.range(view.seq_lens.shape[0], unroll=1):
@@ -114,30 +107,21 @@ class SegmentLister:
                     out_keys[token, 0] = keys.first
                     out_keys[token, 1] = keys.end
 
-    @cute.jit
-    def _list(self, view: Visibility, work: Work | LaneWork, part: Int32, counts, segments, records):
+    def _list(self, work: Work | LaneWork, part: Int32, counts, segments, records):
         begin_records(work, records)
-        count = Int32(0)
-        if const_expr(isinstance(work, LaneWork)):
-            work, unit = begin_in_step(self.deal, work, view)
-        else:
-            unit = first_unit(self.deal, work, view)
-        more = unit.start < work.end
-        while more:
-            segment = segment_of(self.deal, work, view, unit)
+        work, unit = begin(self.deal, work)
+
+        @cute.jit
+        def act(work: Work | LaneWork, unit: Unit, segment: Segment, count: Int32) -> Int32:
             if segment.valid:
                 place = segments[part, count, None]
                 for i in cutlass.range_constexpr(len(FIELDS)):
                     place[i] = getattr(segment, FIELDS[i])
                 count += 1
             record_unit(self.deal, work, records, unit, segment)
-            unit = next_unit(self.deal, work, view, unit)
-            more = unit.start < work.end
-            if const_expr(isinstance(work, LaneWork)):
-                if not more:
-                    work, unit = stretch_behind(self.deal, work, unit)
-                    more = unit.start < work.end
-        counts[part] = count
+            return count
+
+        counts[part] = for_each_unit(self.deal, work, unit, act, Int32(0))
 
 
 class Combiner:

@@ -90,20 +90,22 @@ def deal_out(
     number = workers if terms.mixes else min(terms.units, terms.groups) * terms.group.value
     records = _Tensor([_UNWRITTEN] * (RECORD_BYTES // 4) for _ in range(number))
     segments = []
+
+    def act(work: Any, unit: Any, segment: Any, own: list[Any]) -> list[Any]:
+        partials.record_unit(deal, work, records, unit, segment)
+        if segment.valid:
+            own.append(segment)
+        return own
+
     for worker in range(workers):
         work = parts.decode_line.work_of(line, worker)
         partials.begin_records(work, records)
-        first = decode_work.first_unit(deal, work, view)
-        work, begun = decode_work.begin_in_step(deal, work, view)
+        first = decode_work.first_unit(deal, work)
+        work, begun = decode_work.begin_in_step(deal, work)
         behind, _ = decode_work.stretch_behind(deal, work, begun)
         own: list[Any] = []
         for stretch, unit in [(work, begun), (behind, first)][: 1 if behind is work else 2]:
-            while unit.start < stretch.end:
-                segment = decode_work.segment_of(deal, stretch, view, unit)
-                if segment.valid:
-                    own.append(segment)
-                partials.record_unit(deal, stretch, records, unit, segment)
-                unit = decode_work.next_unit(deal, stretch, view, unit)
+            decode_work.for_each_unit(deal, stretch, unit, act, own)
         segments.append(own)
     return Dealt(line, segments, list(records))
 
@@ -141,7 +143,7 @@ def _write(records: list[list[int]], number: int, record: Any) -> None:
 class _LaneWork:
     """Makes a `Work` of what a `LaneWork` is made of."""
 
-    def __new__(cls, terms: Any, own: Any) -> Any:
+    def __new__(cls, view: Any, terms: Any, own: Any) -> Any:
         return own
 
 

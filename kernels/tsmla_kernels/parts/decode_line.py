@@ -49,12 +49,14 @@ class Terms(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The cut line and this worker's place on it: positions `begin .. end - 1`, column `column` of group `index`.
+    """The cut line and this worker's place on it: positions `begin .. end - 1`, column `column` of group `index`; and
+    the `view` by which it was cut.
 
     own_group: workers of a group where requests differ in row tiles, and so in rounds: as many as the fewest row tiles
     keep busy, and cuts fall where they may; 0 where they do not differ, and `terms` hold for all. unit_length: the
     length that every unit counts as; 0 where cuts fall where they may."""
 
+    view: Visibility
     terms: Terms
     own_group: Int32
     groups: Int32
@@ -69,6 +71,7 @@ class Work(NamedTuple):
 class Line(NamedTuple):
     """The cut line: a `Work` without a worker's place, and the line's `total` positions."""
 
+    view: Visibility
     terms: Terms
     own_group: Int32
     groups: Int32
@@ -81,21 +84,25 @@ class LaneWork(NamedTuple):
     """A `Work` for a warp with few registers: each lane keeps one of its numbers, in `own`, and reading a number is a
     shuffle, which all lanes must ask for together."""
 
+    view: Visibility
     terms: Terms
     own: Int32
 
 
-for _number, _name in enumerate(Work._fields[1:]):
+OWN = Work._fields[2:]
+"""The numbers of a `Work` that a lane may keep, in the lanes' order."""
+for _number, _name in enumerate(OWN):
     setattr(LaneWork, _name, property(lambda work, lane=_number: cute.arch.shuffle_sync(work.own, lane)))
 
 
 @cute.jit
 def in_lanes(work: Work) -> LaneWork:
-    own, lane = work[1], cute.arch.lane_idx()
-    for number in cutlass.range_constexpr(1, len(work) - 1):
+    numbers, lane = work[-len(OWN) :], cute.arch.lane_idx()
+    own = numbers[0]
+    for number in cutlass.range_constexpr(1, len(OWN)):
         if lane == number:
-            own = work[number + 1]
-    return LaneWork(work.terms, own)
+            own = numbers[number]
+    return LaneWork(work.view, work.terms, own)
 
 
 @cute.jit
@@ -200,7 +207,7 @@ def cut_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> L
         groups, chunk, unit_length = _cut(deal, terms, total, longest)
         if unit_length > 0:
             total = terms.units * unit_length
-    return Line(terms, own_group, groups, chunk, unit_length, total)
+    return Line(view, terms, own_group, groups, chunk, unit_length, total)
 
 
 @cute.jit
@@ -222,9 +229,9 @@ def between(work: Work | LaneWork, begin: Int32, end: Int32) -> Work | LaneWork:
     if const_expr(isinstance(work, LaneWork)):
         own, lane = work.own, cute.arch.lane_idx()
         for name, value in (("begin", begin), ("end", end)):
-            if lane == Work._fields.index(name) - 1:
+            if lane == OWN.index(name):
                 own = value
-        result = LaneWork(work.terms, own)
+        result = LaneWork(work.view, work.terms, own)
     else:
         result = work._replace(begin=begin, end=end)
     return result

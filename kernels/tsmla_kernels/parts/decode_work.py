@@ -4,19 +4,14 @@ Every warp asks on its own, all its lanes together; nothing is shared and nothin
 
     terms = terms_of(deal, view, heads, workers, slots)  # on the host
     work = deal_work(deal, view, terms, worker)
-    unit = first_unit(deal, work, view)
-    while unit.start < work.end:
-        segment = segment_of(deal, work, view, unit)
-        if segment.valid:
-            ...
-        unit = next_unit(deal, work, view, unit)
-
-Where requests vary and the deal may go `in_step`, a worker has two stretches: `begin_in_step` gives
-the first, and `stretch_behind` the other, once the first has no more units."""
+    work, unit = begin(deal, work)
+    done = for_each_unit(deal, work, unit, act, done)
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -77,13 +72,50 @@ class Segment(NamedTuple):
 
 
 @cute.jit
-def first_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility) -> Unit:
-    """The unit at the worker's first position; one that starts at or after `work.end` where it has none."""
-    return unit_at(deal, work, view, work.begin)
+def for_each_unit(
+    deal: cutlass.Constexpr[Deal], work: Work | LaneWork, unit: Unit, act: cutlass.Constexpr[Callable], done: Any
+) -> Any:
+    """Call done = act(work, unit, segment, done) for each unit that overlaps the worker's positions, `unit` first, and
+    return the last. Not every segment is valid. A worker that may go in step has a second stretch of positions behind
+    the first: see `begin_in_step`."""
+    if const_expr(_has_stretches(deal, work)):
+        more = unit.start < work.end
+        while more:
+            done, unit = _past(deal, work, unit, act, done)
+            more = unit.start < work.end
+            if not more:
+                work, unit = stretch_behind(deal, work, unit)
+                more = unit.start < work.end
+    else:
+        while unit.start < work.end:
+            done, unit = _past(deal, work, unit, act, done)
+    return done
+
+
+def _past(deal: Deal, work: Work | LaneWork, unit: Unit, act: Callable, done: Any) -> tuple[Any, Unit]:
+    """Act on a unit; returns what has been done, and the next unit."""
+    done = act(work, unit, segment_of(deal, work, unit), done)
+    return done, next_unit(deal, work, unit)
+
+
+def begin(deal: Deal, work: Work | LaneWork) -> tuple[Work | LaneWork, Unit]:
+    """The positions that a worker walks first, as `work`, and its first unit."""
+    return begin_in_step(deal, work) if _has_stretches(deal, work) else (work, first_unit(deal, work))
+
+
+def _has_stretches(deal: Deal, work: Work | LaneWork) -> bool:
+    """Whether a worker may have two stretches of positions."""
+    return deal.in_step > 0 and isinstance(work, LaneWork)
 
 
 @cute.jit
-def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, position: Int32) -> Unit:
+def first_unit(deal: cutlass.Constexpr[Deal], work: Work) -> Unit:
+    """The unit at the worker's first position; one that starts at or after `work.end` where it has none."""
+    return unit_at(deal, work, work.begin)
+
+
+@cute.jit
+def unit_at(deal: cutlass.Constexpr[Deal], work: Work, position: Int32) -> Unit:
     """The unit that takes a position of the line; for positions beyond the line, one that starts at its end."""
     request, round_number, start, length = work.terms.batch, Int32(0), Int32(0), work.unit_length
     first_token = Int32(0)
@@ -94,15 +126,15 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
             request = quotient(number, work.terms.rounds)
         round_number = number - request * work.terms.rounds
         start = number * work.unit_length
-        first_token = _first_token_of(view, request)
+        first_token = _first_token_of(work.view, request)
     else:
         lane = cute.arch.lane_idx()
         base, end_token = Int32(0), Int32(0)
         found = Boolean(False)
         while (not found) and base < work.terms.batch:
-            one, other, end_token = tokens_of_two(view, base + LANE_REQUESTS * lane, end_token)
+            one, other, end_token = tokens_of_two(work.view, base + LANE_REQUESTS * lane, end_token)
             lengths = [
-                length_of_units(deal, view, work.terms.batch, base + LANE_REQUESTS * lane + i, span.length)
+                length_of_units(deal, work.view, work.terms.batch, base + LANE_REQUESTS * lane + i, span.length)
                 for i, span in enumerate((one, other))
             ]
             rounds = [rounds_of(deal, work, span.length) for span in (one, other)]
@@ -125,7 +157,7 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
                         else:
                             start += candidate * candidate_rounds
                             request += 1
-                first_token = _told(view, request, one, other, winner)
+                first_token = _told(work.view, request, one, other, winner)
             else:
                 start += cute.arch.shuffle_sync(ends, 31)
                 base += WARP_REQUESTS
@@ -158,27 +190,27 @@ def _first_token_of(view: Visibility, request: Int32) -> Int32:
 
 
 @cute.jit
-def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Unit:
+def next_unit(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit) -> Unit:
     """The unit behind this one on the line. A request without query tokens may have one of length 0."""
     request, number, start, length = unit.request, unit.round + 1, unit.start + unit.length, unit.length
     first_token, rounds = unit.first_token, work.terms.rounds
     if work.own_group > 0:
-        rounds = rounds_of(deal, work, tokens_behind(view, request, first_token).length)
+        rounds = rounds_of(deal, work, tokens_behind(work.view, request, first_token).length)
     if number >= rounds:
         number = Int32(0)
         request += 1
-        tokens = tokens_behind(view, request, first_token)
+        tokens = tokens_behind(work.view, request, first_token)
         if work.unit_length == 0:
-            length = length_of_units(deal, view, work.terms.batch, request, tokens.length)
+            length = length_of_units(deal, work.view, work.terms.batch, request, tokens.length)
             if (work.own_group > 0) & (tokens.length == 0):
                 length = Int32(0)
-        if varies(view):
+        if varies(work.view):
             first_token = tokens.start
     return Unit(request, number, start, length, first_token)
 
 
 @cute.jit
-def begin_in_step(deal: cutlass.Constexpr[Deal], work: LaneWork, view: Visibility) -> tuple[LaneWork, Unit]:
+def begin_in_step(deal: cutlass.Constexpr[Deal], work: LaneWork) -> tuple[LaneWork, Unit]:
     """The stretch of a worker's positions that it walks first, and its first unit.
 
     Groups that walk keys in step find in L2 what rounds of a request far from theirs on the line have read. Wherever
@@ -186,7 +218,7 @@ def begin_in_step(deal: cutlass.Constexpr[Deal], work: LaneWork, view: Visibilit
     unit goes on beyond its positions, the next group starts on it a multiple of the chunk behind the first key,
     together with the groups that started at that key. Each group has two slots, one behind the other: for what lies
     where its positions begin, and for what it started with, if there was more to come or had been some before."""
-    first = first_unit(deal, work, view)
+    first = first_unit(deal, work)
     unit, own = first, work.own
     if const_expr(deal.in_step > 0):
         if goes_in_step(deal, work):
@@ -196,12 +228,12 @@ def begin_in_step(deal: cutlass.Constexpr[Deal], work: LaneWork, view: Visibilit
                     begin += cutlass.max(remainder(tiles_at, work.chunk), 1)
                 else:
                     begin = stop
-                    unit = next_unit(deal, work, view, first)
+                    unit = next_unit(deal, work, first)
                 own = between(work, begin, end).own
                 for i in cutlass.range_constexpr(len(first)):
                     if cute.arch.lane_idx() == FIRST_UNIT_AT + i:
                         own = first[i]
-    return LaneWork(work.terms, own), unit
+    return LaneWork(work.view, work.terms, own), unit
 
 
 @cute.jit
@@ -213,23 +245,23 @@ def stretch_behind(deal: cutlass.Constexpr[Deal], work: LaneWork, unit: Unit) ->
         if work.begin > begin:
             own = between(work, begin, work.begin).own
             unit = Unit(*(cute.arch.shuffle_sync(work.own, FIRST_UNIT_AT + i) for i in range(len(Unit._fields))))
-    return LaneWork(work.terms, own), unit
+    return LaneWork(work.view, work.terms, own), unit
 
 
 @cute.jit
-def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Segment:
+def segment_of(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit) -> Segment:
     """What this worker does of a unit that overlaps its positions."""
     group, heads = group_of(work), work.terms.heads.value
-    q_len, rows, rows_before = view.q_len, work.terms.rows, unit.request * work.terms.rows
-    end_token = (unit.request + 1) * view.q_len
-    if varies(view):
-        tokens = tokens_behind(view, unit.request, unit.first_token)
+    q_len, rows, rows_before = work.view.q_len, work.terms.rows, unit.request * work.terms.rows
+    end_token = (unit.request + 1) * work.view.q_len
+    if varies(work.view):
+        tokens = tokens_behind(work.view, unit.request, unit.first_token)
         q_len, rows, rows_before = tokens.length, tokens.length * heads, tokens.start * heads
         end_token = tokens.start + tokens.length
     row_tile = unit.round * group + work.column
     first_row = row_tile * deal.row_tile
     rows = cutlass.min(rows - first_row, deal.row_tile)
-    keys = _keys_of_rows(work, view, unit, q_len, first_row, rows)
+    keys = _keys_of_rows(work, unit, q_len, first_row, rows)
     seen_first, seen = tiles_with(deal, keys)
     tiles_at = _tiles_at(deal, work, unit)
     first = cutlass.min(cutlass.max(work.begin - tiles_at, 0), seen)
@@ -330,13 +362,13 @@ def head_slot(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, index: Int3
 
 
 @cute.jit
-def _keys_of_rows(work: Work, view: Visibility, unit: Unit, q_len: Int32, first_row: Int32, rows: Int32) -> VisibleKeys:
+def _keys_of_rows(work: Work, unit: Unit, q_len: Int32, first_row: Int32, rows: Int32) -> VisibleKeys:
     """What rows of a unit's request, counted from its first, see together; rows may be none."""
     first_later, last_later = q_len - 1, Int32(0)
     if work.terms.row_tiles > 1:
         last_later = first_later - quotient(first_row + cutlass.max(rows, 1) - 1, work.terms.heads)
         first_later -= quotient(first_row, work.terms.heads)
-    return keys_of_tokens(view, unit.request, first_later, last_later)
+    return keys_of_tokens(work.view, unit.request, first_later, last_later)
 
 
 @cute.jit

@@ -9,22 +9,20 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
-from ...parts.decode_line import Work
-from ...parts.decode_work import Segment, Unit, next_unit, segment_of
+from ...parts.decode_line import LaneWork, Work
+from ...parts.decode_work import Segment, Unit, for_each_unit
 from ...parts.keys.source import KeySource
-from ...parts.keys.visible import Visibility
 from ...parts.partials import begin_records, record_unit
 from ...parts.pipeline import LEADER
 from .geometry import DecodeGeometry
 
 
 class Assignment(NamedTuple):
-    """What a worker has to do: cache [pages, page size, columns], where in it keys lie, what rows see, the work of
-    these CTAs, and the unit that it begins with."""
+    """What a worker has to do: cache [pages, page size, columns], where in it keys lie, the work of these CTAs, and
+    the unit that it begins with."""
 
     cache: cute.Tensor
     source: KeySource
-    view: Visibility
     work: Work
     unit: Unit
 
@@ -43,34 +41,39 @@ class Done(NamedTuple):
         return Done(self.segments + 1, self.tiles + segment.tiles)
 
 
-@cute.jit
 def for_each_segment(
-    geometry: cutlass.Constexpr[DecodeGeometry],
+    geometry: DecodeGeometry,
     assignment: Assignment,
-    body: cutlass.Constexpr[Callable],
+    body: Callable,
     done: NamedTuple,
     records: cute.Tensor | None = None,
-    empty_too: cutlass.Constexpr[bool] = False,
+    empty_too: bool = False,
 ) -> None:
     """Call done = body(segment, done) for each segment of this worker that has tiles, or also for those that have none.
     Where `records` are given, write what the combine must know of each unit.
 
     A body that lies in its role's function is a @cute.jit function and the role's is not: the DSL rewrites both as one
     otherwise, and takes objects whose methods the body calls under a condition for the body's own variables."""
-    deal = geometry.deal
-    if const_expr(records is not None):
-        if is_leader(geometry):
-            begin_records(assignment.work, records)
-    unit = assignment.unit
-    while unit.start < assignment.work.end:
-        segment = segment_of(deal, assignment.work, assignment.view, unit)
+    if records is not None:
+        _begin_records(geometry, assignment.work, records)
+
+    @cute.jit
+    def act(work: Work | LaneWork, unit: Unit, segment: Segment, done: NamedTuple) -> NamedTuple:
         wanted = segment.valid if const_expr(empty_too) else segment.valid and segment.tiles > 0
         if wanted:
             done = body(segment, done)
         if const_expr(records is not None):
             if is_leader(geometry):
-                record_unit(deal, assignment.work, records, unit, segment)
-        unit = next_unit(deal, assignment.work, assignment.view, unit)
+                record_unit(geometry.deal, work, records, unit, segment)
+        return done
+
+    for_each_unit(geometry.deal, assignment.work, assignment.unit, act, done)
+
+
+@cute.jit
+def _begin_records(geometry: cutlass.Constexpr[DecodeGeometry], work: Work | LaneWork, records: cute.Tensor) -> None:
+    if is_leader(geometry):
+        begin_records(work, records)
 
 
 @cute.jit

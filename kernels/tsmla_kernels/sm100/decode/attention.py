@@ -172,8 +172,8 @@ class AttentionKernel:
         geometry = self.geometry
         worker = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
         work = deal_work(geometry.deal, view, terms, worker)
-        source, first = key_source(kv_cache, block_tables), first_unit(geometry.deal, work, view)
-        assignment = Assignment(kv_cache, source, view, work, first)
+        source, first = key_source(kv_cache, block_tables), first_unit(geometry.deal, work)
+        assignment = Assignment(kv_cache, source, work, first)
         if const_expr(geometry.converts):
             assignment = assignment._replace(work=in_lanes(work))
         if const_expr(geometry.is_pair):

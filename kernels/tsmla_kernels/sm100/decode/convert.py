@@ -173,7 +173,7 @@ def convert_keys(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], wa
     @cute.jit
     def convert_keys_of(segment: Segment, done: Done) -> Done:
         wanted = wanted_of(assignment.source, segment, tile_boxes)
-        viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
+        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
         lookup = look_up(wanted)
         coming, found = (), Found(Int64(0), Int32(0))
         for plan in plans[:AHEAD]:

@@ -59,7 +59,7 @@ def load_keys(
     @cute.jit
     def load_keys_of(segment: Segment, done: Done) -> Done:
         wanted = wanted_of(assignment.source, segment, tile_boxes)
-        viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
+        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
         lookup = look_up(wanted)
         shared.q_edge.wait_empty(done.segments)
         _load_query(shared, geometry, query, segment, assignment.work.terms.heads, done.segments)
@@ -243,7 +243,7 @@ def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_m
     @cute.jit
     def load_values_of(segment: Segment, done: Done) -> Done:
         wanted = wanted_of(assignment.source, segment, tile_boxes)
-        viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
+        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
         lookup = look_up(wanted)
         for i in cutlass.range(segment.tiles, unroll=1):
             first = i * tile_boxes

@@ -58,7 +58,7 @@ def anchor_of_segment(
 ) -> Float32:
     """The anchor of the scales of a segment's keys."""
     source = assignment.source
-    viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
+    viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
     key = deciding_key(viewers, segment.first_tile * geometry.tile_kv)
     scale = Float32(1.0)
     if seen_by_any(viewers, key):

@@ -124,7 +124,7 @@ def _lane(shared: Shared) -> Lane:
 def _row_keys(assignment: Assignment, segment: Segment, row: Int32) -> RowKeys:
     row = cutlass.min(row, segment.rows - 1)
     token = quotient(segment.first_row + row, assignment.work.terms.heads)
-    keys = keys_of_row(assignment.view, segment.request, segment.end_token, token)
+    keys = keys_of_row(assignment.work.view, segment.request, segment.end_token, token)
     return RowKeys(keys, seen_by_all(keys))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
@@ -19,14 +21,7 @@ from ....parts.decode_line import (
     of_packs,
     work_of,
 )
-from ....parts.decode_work import (
-    begin_in_step,
-    first_unit,
-    is_read_again,
-    next_unit,
-    segment_of,
-    stretch_behind,
-)
+from ....parts.decode_work import Segment, Unit, begin, for_each_unit, is_read_again
 from ....parts.keys.visible import Visibility
 from ....parts.partials import Partials, begin_records, record_unit
 from .task import Dealt, Task, rehearsal, tell
@@ -44,11 +39,11 @@ def deal(
     code that only these need: where a CTA begins, instructions are in no cache yet. `apart`: whether CTAs with
     neighbouring numbers may be far from each other on the line."""
     if const_expr(varying):
-        view = of_packs(view)
-        _deal(dealing, dealt, view, in_lanes(_work(cut_line(dealing, view, terms), apart)), partials)
+        line = cut_line(dealing, of_packs(view), terms)
+        _deal(dealing, dealt, in_lanes(_work(line, apart)), partials)
     else:
-        view, terms = of_equal_lengths(view, terms)
-        _deal(dealing, dealt, view, _work(cut_line(dealing, view, terms), apart), partials)
+        line = cut_line(dealing, *of_equal_lengths(view, terms))
+        _deal(dealing, dealt, _work(line, apart), partials)
 
 
 @cute.jit
@@ -62,19 +57,21 @@ def _work(line: Line, apart: cutlass.Constexpr[bool]) -> Work:
     return work_of(line, worker)
 
 
-@cute.jit
-def _deal(
-    dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, work: Work | LaneWork, partials: Partials
-) -> None:
+class Told(NamedTuple):
+    """What the other warps have been told: tasks; tiles; tasks with tiles."""
+
+    tasks: Int32
+    tiles: Int32
+    loads: Int32
+
+
+def _deal(dealing: Deal, dealt: Dealt, work: Work | LaneWork, partials: Partials) -> None:
     begin_records(work, partials.records)
-    if const_expr(isinstance(work, LaneWork)):
-        work, unit = begin_in_step(dealing, work, view)
-    else:
-        unit = first_unit(dealing, work, view)
-    number, tiles, loads = Int32(0), Int32(0), Int32(0)
-    more = unit.start < work.end
-    while more:
-        segment = segment_of(dealing, work, view, unit)
+    work, unit = begin(dealing, work)
+
+    @cute.jit
+    def tell_segment(work: Work | LaneWork, unit: Unit, segment: Segment, told: Told) -> Told:
+        number, tiles, loads = told
         if segment.valid:
             tell(
                 dealt,
@@ -90,12 +87,15 @@ def _deal(
             if segment.tiles > 0:
                 loads += 1
         record_unit(dealing, work, partials.records, unit, segment)
-        unit = next_unit(dealing, work, view, unit)
-        more = unit.start < work.end
-        if const_expr(isinstance(work, LaneWork)):
-            if not more:
-                work, unit = stretch_behind(dealing, work, unit)
-                more = unit.start < work.end
+        return Told(number, tiles, loads)
+
+    told = for_each_unit(dealing, work, unit, tell_segment, Told(Int32(0), Int32(0), Int32(0)))
+    _end(dealt, told.tasks)
+
+
+@cute.jit
+def _end(dealt: Dealt, number: Int32) -> None:
+    """Tell that nothing follows task `number` - 1; behind a rehearsal where there was no task."""
     if number == 0:
         tell(dealt, number, rehearsal())
         number += 1
