@@ -8,12 +8,14 @@ lane's columns."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
-from cutlass.cutlass_dsl import Numeric, select_
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cutlass_dsl import select_
 
 from ..limits import SHARED_BYTES_PER_SM
 from ..parts.alignment import aligned
@@ -28,10 +30,11 @@ LANE_WORDS = 32
 FEW_PARTIALS = 4
 """With up to this many partials, a warp has a row to itself; with more, warps share the partials and the columns."""
 FEW_FOR_CHUNKS = 8
-"""With 5 to this many partials, a warp may take one chunk of a row and read that chunk of all partials at once; warps
-share nothing. A chunk is what a warp loads of one partial at once."""
+"""With 5 to this many partials, a warp may take one chunk of a row, what it loads of one partial at once, and read that
+chunk of all partials together; warps share nothing."""
 LSE_EACH = 2
-"""LSE of a row that a lane reads together to find the highest, where warps have no chunks: all of up to 64 partials."""
+"""LSE that a lane reads together to find a row's highest where warps share its partials, and have no chunks of others:
+all of up to 64 partials."""
 MANY_PARTIALS = 2**31 - 1
 H200_SMS = 132
 """SMs of an H200. The grid counts on this many on Blackwell, too, whose GPUs have more."""
@@ -43,18 +46,100 @@ on the others."""
 FLOAT32 = PartialRows()
 
 
-def vector_of(dtype: type[Numeric]) -> int:
-    """Columns of one load: 16 bytes."""
-    return 128 // dtype.width
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What a warp takes of a row: `chunks` chunks of its columns, `together` partials at a time. The row has no more
+    partials than `most`; a lane reads the LSE of `lse_each` of them together to find the highest."""
+
+    chunks: int
+    together: int
+    most: int
+    lse_each: int = 1
+
+    @property
+    def in_one_turn(self) -> bool:
+        """Whether all partials are on their way at once: lanes then have the LSE of all."""
+        return self.most <= self.together
 
 
-def warp_columns(partials: Partials) -> int:
-    """Columns of a row that a warp loads at once."""
-    return 32 * vector_of(partials.rows.element_type)
+@dataclasses.dataclass(frozen=True)
+class CombinePlan:
+    """How rows of `columns` columns, whose partials are `kept` so, are spread over warps and CTAs.
+
+    in_chunks: whether warps have chunks of rows of up to `FEW_FOR_CHUNKS` partials. crowd: CTAs an SM, up to which a
+    row's columns are cut into slices, one for each CTA."""
+
+    kept: PartialRows
+    columns: int
+    in_chunks: bool
+    crowd: int
+
+    @property
+    def vector(self) -> int:
+        """Columns of one load: 16 bytes."""
+        return 128 // self.kept.dtype.width
+
+    @property
+    def chunk(self) -> int:
+        """Columns that a warp loads of one partial at once."""
+        return 32 * self.vector
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a row."""
+        return self.columns // self.chunk
+
+    @property
+    def ctas(self) -> int:
+        """CTAs to spread the rows over."""
+        return CTAS_IN_CHUNKS if self.in_chunks else CTAS
+
+    @property
+    def whole_row(self) -> Share:
+        """The share of a warp that has a row to itself."""
+        return self._share(self.chunks, FEW_PARTIALS)
+
+    @property
+    def one_chunk(self) -> Share:
+        """The share of a warp that has a chunk to itself."""
+        return self._share(1, FEW_FOR_CHUNKS)
+
+    @property
+    def in_turns(self) -> Share:
+        """The share of a warp that adds up a chunk of some partials, as others do of the others."""
+        return self._share(1, MANY_PARTIALS, 1 if self.in_chunks else LSE_EACH)
+
+    def _share(self, chunks: int, most: int, lse_each: int = 1) -> Share:
+        together = LANE_WORDS * 32 // self.kept.dtype.width // (chunks * self.vector)
+        assert self.kept.lifted is None or 2 * chunks * together <= 32 == 2 * self.block_lanes, self
+        return Share(chunks, together, most, lse_each)
+
+    @property
+    def few(self) -> int:
+        """Most partials of rows that warps combine alone."""
+        return FEW_FOR_CHUNKS if self.in_chunks else FEW_PARTIALS
+
+    @property
+    def block_lanes(self) -> int:
+        """Lanes that have a block of columns, each block with its factor where rows are lifted."""
+        return LIFTED_COLUMNS // self.vector
+
+    @property
+    def alike(self) -> bool:
+        """Whether the blocks of a lane share a factor."""
+        return self.kept.lifted is not None and self.kept.lifted.value[1] == 0
+
+
+class Target(NamedTuple):
+    """Where results go, and how rows end: the output's first element, log-sum-exps."""
+
+    out: cute.Pointer
+    lse: LogSums | None
+    ending: Ending
 
 
 class WeightedSum(NamedTuple):
-    """What some partials of a row add up to: sum w_i out_i, [columns of a load, vectors] of each lane; sum w_i; the
+    """What some partials of a row add up to: sum w_i out_i, [columns of a load, chunks] of each lane; sum w_i; the
     highest LSE."""
 
     rows: cute.Tensor
@@ -74,22 +159,20 @@ def launch_combine(
     crowd: cutlass.Constexpr[int] = 1,
 ):
     """Launch the combine behind the attention kernel that had the same `partials`, `kept` so, unless it had no slots
-    for any. in_chunks: whether warps have chunks of rows of up to `FEW_FOR_CHUNKS` partials. crowd: CTAs an SM, up to
-    which a row's columns are cut into slices, one for each CTA."""
+    for any. `CombinePlan` has the words."""
+    plan = CombinePlan(kept, partials.rows.shape[2], in_chunks, crowd)
     ending = ending._replace(output_scale=ending.output_scale * 0.5**kept.bias)
     records, stored = partials.records.shape[0], partials.rows.shape[1]
-    ctas = CTAS_IN_CHUNKS if const_expr(in_chunks) else CTAS
-    blocks = cutlass.max(cutlass.min(ctas // records, stored), 1)
+    blocks = cutlass.max(cutlass.min(plan.ctas // records, stored), 1)
     slices = Int32(1)
     # A slice, a CTA's part of a row's columns, has one chunk at least.
-    most = const_expr(partials.rows.shape[2] // warp_columns(partials))
-    while slices < most and 2 * slices * records * blocks <= crowd * H200_SMS:
+    while slices < plan.chunks and 2 * slices * records * blocks <= plan.crowd * H200_SMS:
         slices *= 2
     # CTAs crowd on the SMs that attention leaves first. Each therefore asks for shared memory, mostly unused, so that
     # an SM has room for its share of them only.
     most_on_sm = (records * blocks * slices + H200_SMS - 1) // H200_SMS
     if partials.slots > 0:
-        _combine(kept.in_quads, in_chunks, partials, out.iterator, lse, ending).launch(
+        _combine(plan, partials, Target(out.iterator, lse, ending)).launch(
             grid=(records, blocks, slices),
             block=(32 * WARPS, 1, 1),
             stream=stream,
@@ -99,80 +182,62 @@ def launch_combine(
 
 
 @cute.kernel
-def _combine(
-    in_quads: cutlass.Constexpr[bool],
-    in_chunks: cutlass.Constexpr[bool],
-    partials: Partials,
-    out: cute.Pointer,
-    lse: LogSums | None,
-    ending: Ending,
-):
+def _combine(plan: cutlass.Constexpr[CombinePlan], partials: Partials, target: Target):
     cute.arch.griddepcontrol_wait()
     cute.arch.griddepcontrol_launch_dependents()
     number, block, slice_number = cute.arch.block_idx()
     _, blocks, slices = cute.arch.grid_dim()
     record = read_record(partials.records, number)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    lse_each = const_expr(1 if in_chunks else LSE_EACH)
-    if record.partials > const_expr(FEW_FOR_CHUNKS if in_chunks else FEW_PARTIALS):
+    if record.partials > plan.few:
         for row in cutlass.range(block, record.rows, blocks, unroll=1):
-            _combine_together(in_quads, lse_each, partials, record, row, slice_number, slices, warp, out, lse, ending)
+            _combine_together(plan, partials, record, row, slice_number, slices, warp, target)
     elif record.partials > 0:
         first, step = block + (warp * slices + slice_number) * blocks, WARPS * slices * blocks
-        columns, has_row = const_expr(partials.rows.shape[2]), Boolean(True)
-        if const_expr(in_chunks):
-            has_row = record.partials <= FEW_PARTIALS
-        if has_row:
-            for row in cutlass.range(first, record.rows, step, unroll=1):
-                vectors = const_expr(columns // warp_columns(partials))
-                found = _weighted_sum(vectors, partials, record, row, Int32(0), Int32(0), Int32(1), FEW_PARTIALS)
-                _end_row(in_quads, vectors, record, row, Int32(0), columns, found, True, out, lse, ending)
+        if const_expr(not plan.in_chunks):
+            _combine_alone(plan, plan.whole_row, partials, record, first, step, target)
+        elif record.partials <= plan.whole_row.most:
+            _combine_alone(plan, plan.whole_row, partials, record, first, step, target)
         else:
-            _combine_chunks(in_quads, partials, record, first, step, out, lse, ending)
+            _combine_alone(plan, plan.one_chunk, partials, record, first, step, target)
 
 
 @cute.jit
-def _combine_chunks(
-    in_quads: cutlass.Constexpr[bool],
+def _combine_alone(
+    plan: cutlass.Constexpr[CombinePlan],
+    share: cutlass.Constexpr[Share],
     partials: Partials,
     record: Record,
     first: Int32,
     step: Int32,
-    out: cute.Pointer,
-    lse: LogSums | None,
-    ending: Ending,
+    target: Target,
 ):
-    """Combine a warp's chunks of rows: number `first`, `first + step`, and so on."""
-    columns, chunk = const_expr(partials.rows.shape[2]), const_expr(warp_columns(partials))
-    for number in cutlass.range(first, record.rows * (columns // chunk), step, unroll=1):
-        row = number // (columns // chunk)
-        column = number % (columns // chunk) * chunk
-        found = _weighted_sum(1, partials, record, row, column, Int32(0), Int32(1), FEW_FOR_CHUNKS)
-        _end_row(in_quads, 1, record, row, column, columns, found, column == 0, out, lse, ending)
+    """Combine a warp's shares of rows: number `first`, `first + step`, and so on."""
+    shares = plan.chunks // share.chunks
+    for number in cutlass.range(first, record.rows * shares, step, unroll=1):
+        row, column = number // shares, number % shares * (share.chunks * plan.chunk)
+        found = _weighted_sum(plan, share, partials, record, row, column, Int32(0), Int32(1))
+        _end_row(plan, share, record, row, column, found, target)
 
 
 @cute.jit
 def _combine_together(
-    in_quads: cutlass.Constexpr[bool],
-    lse_each: cutlass.Constexpr[int],
+    plan: cutlass.Constexpr[CombinePlan],
     partials: Partials,
     record: Record,
     row: Int32,
     slice_number: Int32,
     slices: Int32,
     warp: Int32,
-    out: cute.Pointer,
-    lse: LogSums | None,
-    ending: Ending,
+    target: Target,
 ):
     """Combine a slice of a row's columns by all warps: each takes a chunk, and its turn of the partials. Warps whose
     turn is the first add up what all have."""
-    columns = const_expr(partials.rows.shape[2])
-    column_warps = columns // warp_columns(partials) // slices
+    column_warps = plan.chunks // slices
     turns, turn = WARPS // column_warps, warp // column_warps
-    column = (slice_number * column_warps + warp % column_warps) * warp_columns(partials)
-    rows, weights = _exchanged(vector_of(partials.rows.element_type))
-    found = _weighted_sum(1, partials, record, row, column, turn, turns, lse_each=lse_each)
+    column = (slice_number * column_warps + warp % column_warps) * plan.chunk
+    rows, weights = _exchanged(plan.vector)
+    found = _weighted_sum(plan, plan.in_turns, partials, record, row, column, turn, turns)
     lane = cute.arch.lane_idx()
     if turn > 0:
         cute.autovec_copy(found.rows, rows[None, lane, warp])
@@ -187,7 +252,7 @@ def _combine_together(
             found.rows.store(found.rows.load() + theirs.load())
             total += weights[other]
         found = found._replace(weights=total)
-        _end_row(in_quads, 1, record, row, column, columns, found, column == 0, out, lse, ending)
+        _end_row(plan, plan.in_turns, record, row, column, found, target)
     cute.arch.sync_threads()
 
 
@@ -201,31 +266,21 @@ def _exchanged(vector: cutlass.Constexpr[int]) -> tuple[cute.Tensor, cute.Tensor
 
 @cute.jit
 def _weighted_sum(
-    vectors: cutlass.Constexpr[int],
+    plan: cutlass.Constexpr[CombinePlan],
+    share: cutlass.Constexpr[Share],
     partials: Partials,
     record: Record,
     row: Int32,
     column: Int32,
     turn: Int32,
     turns: Int32,
-    most: cutlass.Constexpr[int] = MANY_PARTIALS,
-    lse_each: cutlass.Constexpr[int] = 1,
 ) -> WeightedSum:
-    """Add up a warp's part of row `row` of the record's rows: `vectors` chunks from `column` on. The warp takes as many
-    partials as are on their way together, then those `turns` times as many further on, and so on; `turn` says which are
-    the first. These, and what they are multiplied by, are on their way before the highest LSE is looked for. There are
-    no more partials than `most`."""
-    dtype = partials.rows.element_type
-    vector = const_expr(vector_of(dtype))
-    together = const_expr(LANE_WORDS * 32 // dtype.width // (vectors * vector))
-    at_once = const_expr(most <= together)  # lanes then have the LSE of all, and there is but one turn
-    block = const_expr(LIFTED_COLUMNS // vector)  # lanes that have a block of columns, each with its factor
-    alike = True  # a lane's blocks
-    if const_expr(partials.downs is not None):
-        alike = const_expr(partials.downs.stride[2][1] == 0)
-        assert 2 * vectors * together <= 32 == 2 * block
-    loaded = cute.make_rmem_tensor(cute.make_layout((vector, vectors, together)), dtype)
-    sums = cute.make_rmem_tensor(cute.make_layout((vector, vectors)), Float32)
+    """Add up a warp's share of row `row` of the record's rows, from `column` on. The warp takes as many partials as are
+    on their way together, then those `turns` times as many further on, and so on; `turn` says which are the first.
+    These, and what they are multiplied by, are on their way before the highest LSE is looked for."""
+    vector, chunks, together = plan.vector, share.chunks, share.together
+    loaded = cute.make_rmem_tensor(cute.make_layout((vector, chunks, together)), plan.kept.dtype)
+    sums = cute.make_rmem_tensor(cute.make_layout((vector, chunks)), Float32)
     sums.fill(0.0)
     lane = cute.arch.lane_idx()
     highest, total = Float32(0.0), Float32(0.0)
@@ -235,8 +290,8 @@ def _weighted_sum(
             number = first if const_expr(i == 0) else cutlass.min(first + i, record.partials - 1)
             slot = partial_slot(record, number) if const_expr(i == 0) else tail_slot_of(record, number)
             # The workspace has less than 2 GiB, so 32 bits suffice.
-            place = (slot * partials.rows.shape[1] + row) * partials.rows.shape[2] + column
-            for j in cutlass.range_constexpr(vectors):
+            place = (slot * partials.rows.shape[1] + row) * plan.columns + column
+            for j in cutlass.range_constexpr(chunks):
                 source = _vector(partials.rows.iterator, place + (j * 32 + lane) * vector, vector)
                 cute.autovec_copy(source, loaded[None, j, i])
         number = first + lane % together
@@ -244,60 +299,72 @@ def _weighted_sum(
         if number < record.partials:
             slot = partial_slot(record, number)
             mine = partials.lse[slot, row]
-            if const_expr(partials.downs is not None):
-                of = lane // block if const_expr(alike) else column // LIFTED_COLUMNS + lane // together % (2 * vectors)
-                down = partials.downs[slot, row, of]
-        if const_expr(at_once):
+            if const_expr(plan.kept.lifted):
+                down = partials.downs[slot, row, _block_of(plan, share, column, lane)]
+        if const_expr(share.in_one_turn):
             highest = _or_zero(cute.arch.warp_reduction_max(mine))
         elif first == turn * together:
-            highest = _highest_lse(lse_each, partials, record, row)
+            highest = _highest_lse(share.lse_each, partials, record, row)
         mine = cute.math.exp2(mine - highest, fastmath=True)
         down = mine * down
         for i in cutlass.range_constexpr(together):
             weight = cute.arch.shuffle_sync(mine, i)
             total += weight
-            if const_expr(partials.downs is not None and alike):
-                weight = cute.arch.shuffle_sync(down, lane // block * block + i)
-            for j in cutlass.range_constexpr(vectors):
-                if const_expr(not alike):
-                    weight = cute.arch.shuffle_sync(down, (2 * j + lane // block) * together + i)
-                sums[None, j].store(sums[None, j].load() + loaded[None, j, i].load().to(Float32) * weight)
+            for j, factor in enumerate(_factors(plan, share, i, weight, down, lane)):
+                sums[None, j].store(sums[None, j].load() + loaded[None, j, i].load().to(Float32) * factor)
     return WeightedSum(sums, total, highest)
+
+
+def _block_of(plan: CombinePlan, share: Share, column: Int32, lane: Int32) -> Int32:
+    """The block of a row, lifted, whose factor a lane reads."""
+    if plan.alike:
+        return lane // plan.block_lanes
+    return column // LIFTED_COLUMNS + lane // share.together % (2 * share.chunks)
+
+
+def _factors(
+    plan: CombinePlan, share: Share, number: int, weight: Float32, down: Float32, lane: Int32
+) -> Iterator[Float32]:
+    """What the lane's columns of partial `number` are multiplied by, one chunk after the other: its weight, times what
+    takes out by how much the block is lifted. Lanes have that as `down`, where `_block_of` says."""
+    block = plan.block_lanes
+    if plan.alike:
+        weight = cute.arch.shuffle_sync(down, lane // block * block + number)
+    for j in range(share.chunks):
+        if plan.kept.lifted and not plan.alike:
+            weight = cute.arch.shuffle_sync(down, (2 * j + lane // block) * share.together + number)
+        yield weight
 
 
 @cute.jit
 def _end_row(
-    in_quads: cutlass.Constexpr[bool],
-    vectors: cutlass.Constexpr[int],
+    plan: cutlass.Constexpr[CombinePlan],
+    share: cutlass.Constexpr[Share],
     record: Record,
     row: Int32,
     column: Int32,
-    columns: cutlass.Constexpr[int],
     found: WeightedSum,
-    with_lse: Boolean,
-    out: cute.Pointer,
-    lse: LogSums | None,
-    ending: Ending,
+    target: Target,
 ):
-    """Write a warp's part of a row of the output, of `columns` columns, and the row's LSE if `with_lse`."""
+    """Write a warp's share of a row of the output, and the row's LSE if the share is the first."""
+    out, lse, ending = target
     out_row = record.row + row
     end = end_of_row(found.highest, 1.0, found.weights, 0, BASE_2, ending.output_scale)
-    end = count_sink(ending, out_row, end, BASE_2, const_expr(lse is not None))
-    target = out + Int64(out_row) * columns + column
-    vector = const_expr(cute.size(found.rows, mode=[0]))
-    for j in cutlass.range_constexpr(vectors):
+    end = count_sink(ending, out_row, end, BASE_2, lse is not None)
+    first_element, vector = out + Int64(out_row) * plan.columns + column, plan.vector
+    for j in cutlass.range_constexpr(share.chunks):
         rounded = cute.make_rmem_tensor(vector, out.dtype)
         rounded.store((found.rows[None, j].load() * end.factor).to(out.dtype))
         first = (j * 32 + cute.arch.lane_idx()) * vector
-        if const_expr(in_quads):
+        if const_expr(plan.kept.in_quads):
             pairs = cute.logical_divide(rounded, cute.make_layout(2))
             first = first // (QUAD * vector) * (QUAD * vector) + cute.arch.lane_idx() % QUAD * 2
             for pair in cutlass.range_constexpr(vector // 2):
-                cute.autovec_copy(pairs[None, pair], _vector(target, first + pair * vector, 2))
+                cute.autovec_copy(pairs[None, pair], _vector(first_element, first + pair * vector, 2))
         else:
-            cute.autovec_copy(rounded, _vector(target, first, vector))
+            cute.autovec_copy(rounded, _vector(first_element, first, vector))
     if const_expr(lse is not None):
-        if with_lse and cute.arch.lane_idx() == 0:
+        if column == 0 and cute.arch.lane_idx() == 0:
             write_log_sum(lse, ending, out_row, end.log_sum)
 
 
