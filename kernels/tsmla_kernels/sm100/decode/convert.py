@@ -255,7 +255,7 @@ def _fill(
 ):
     """Write this warp's part of a slot of tile number `tile` as MMAs read it, once the slot is free."""
     pair_values = const_expr(plan.edge == "v")
-    edge, base = (shared.v_edge, shared.v_words) if pair_values else (shared.k_edge, shared.k_words)
+    edge, base = (shared.edges.v, shared.words.v) if pair_values else (shared.edges.k, shared.words.k)
     per_tile = geometry.v_slots_per_tile if pair_values else geometry.k_slots_per_tile
     slot_bytes = geometry.v_bytes if pair_values else geometry.k_wide_bytes
     count, share = tile * per_tile + plan.index, lane.warp % plan.sharing

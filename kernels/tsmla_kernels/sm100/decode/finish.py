@@ -37,7 +37,7 @@ class RowResults(NamedTuple):
 @cute.jit
 def wait_output(geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, tile: Int32):
     """Wait until the output holds all tiles before number `tile`: their probabilities have been read."""
-    shared.p_edge.wait_empty(tile - 1 + geometry.p_slots)
+    shared.edges.p.wait_empty(tile - 1 + geometry.p_slots)
     tmem.fence_after()
 
 
@@ -67,7 +67,7 @@ def finish(
         # Columns are loaded while those before are written; where rows are converted, that would spill.
         overlaps = const_expr(not geometry.converts)
         half = const_expr(geometry.o_columns // 2)
-        shared.half_edge.wait_full(segments)
+        shared.edges.half.wait_full(segments)
         tmem.fence_after()
         ahead = tmem.load(lane.address, HELD_COLUMNS)
         for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS):

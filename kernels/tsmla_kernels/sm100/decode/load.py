@@ -61,7 +61,7 @@ def load_keys(
         wanted = wanted_of(assignment.source, segment, tile_boxes)
         viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
         lookup = look_up(wanted)
-        shared.q_edge.wait_empty(done.segments)
+        shared.edges.q.wait_empty(done.segments)
         _load_query(shared, geometry, query, segment, assignment.work.terms.heads, done.segments)
         segments = done.segments + 1
         for i in cutlass.range(segment.tiles, unroll=1):
@@ -74,16 +74,16 @@ def load_keys(
                 box = first + place * (geometry.k_keys // BOX_KEYS)
                 if const_expr(geometry.is_pair):
                     large, at = _large_box(wanted, viewers, lookup, box)
-                    shared.k_edge.wait_empty(count)
+                    shared.edges.k.wait_empty(count)
                     chunk = index * geometry.k_chunks
                     if large:
                         _copy_large(shared, geometry, maps, at, count, chunk)
                     else:
                         _copy_boxes(shared, geometry, maps, wanted, lookup, count, chunk, box)
                     if is_leader(geometry):
-                        shared.k_edge.announce(count)
+                        shared.edges.k.announce(count)
                 else:
-                    shared.k_edge.wait_empty(count)
+                    shared.edges.k.wait_empty(count)
                     _load_slot(shared, geometry, maps, assignment, viewers, wanted, lookup, count, box)
         return Done(segments, done.tiles + segment.tiles)
 
@@ -108,14 +108,14 @@ def _load_slot(
     if surely_seen(viewers, wanted.key_of(first), geometry.k_keys):
         _copy_boxes(shared, geometry, maps, wanted, lookup, count, chunk, first)
     else:
-        slot = shared.k_edge.stage(count)
+        slot = shared.edges.k.stage(count)
         for index in cutlass.range(geometry.k_keys // BOX_KEYS, unroll=1):
             keys = seen_bits(viewers, wanted.key_of(first + index), BOX_KEYS)
             box = paged.box_with(wanted, lookup, first + index, keys)
             if keys != 0 and keys != ALL_KEYS:
                 place = slot * geometry.k_wide_bytes + index * _box_bytes(geometry.k_chunks)
                 by_lanes += _box_bytes(geometry.k_chunks)
-                words = shared.k_words + place // 4
+                words = shared.words.k + place // 4
                 paged.copy_box_keys(assignment.cache, Int32(0), wide, assignment.source, keys, box, words)
             else:
                 _copy_wide(shared, geometry, maps, box, slot, chunk, index)
@@ -123,7 +123,7 @@ def _load_slot(
                 _copy_tail(shared, geometry, maps, box, slot, index)
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
-    shared.k_edge.announce(count, shared.k_edge.spec.bytes - by_lanes)
+    shared.edges.k.announce(count, shared.edges.k.spec.bytes - by_lanes)
 
 
 @cute.jit
@@ -137,7 +137,7 @@ def _copy_boxes(
     chunk: cutlass.Constexpr,
     first: Int32,
 ):
-    slot = shared.k_edge.stage(count)
+    slot = shared.edges.k.stage(count)
     for index in cutlass.range_constexpr(geometry.k_keys // BOX_KEYS):
         box = paged.box_at(wanted, lookup, first + index)
         _copy_wide(shared, geometry, maps, box, slot, chunk, index)
@@ -155,13 +155,13 @@ def _copy_large(
     chunk: cutlass.Constexpr,
 ):
     """Copy all keys of a slot in one box, which starts where `box` does, as `_copy_boxes` does in several."""
-    slot, layouts = shared.k_edge.stage(count), layouts_of(geometry)
-    barrier = shared.k_edge.full(slot)
-    target = _at(shared.k_wide, slot * geometry.k_wide_bytes, layouts.k_large)
+    slot, layouts = shared.edges.k.stage(count), layouts_of(geometry)
+    barrier = shared.edges.k.full(slot)
+    target = _at(shared.tiles.k, slot * geometry.k_wide_bytes, layouts.k_large)
     tiler = _box_tiler(geometry.chunk, geometry.k_chunks, LARGE_KEYS)
     paged.copy_box(maps.k_wide.large.atom, maps.k_wide.large.view, tiler, chunk, box, target, barrier)
     if const_expr(geometry.tail > 0):
-        target = _at(shared.k_tail, slot * geometry.k_tail_bytes, layouts.k_tail_large)
+        target = _at(shared.tiles.k_tail, slot * geometry.k_tail_bytes, layouts.k_tail_large)
         tiler = _box_tiler(geometry.tail, 1, LARGE_KEYS)
         paged.copy_box(maps.k_tail.large.atom, maps.k_tail.large.view, tiler, 0, box, target, barrier)
 
@@ -180,16 +180,16 @@ def _copy_wide(
 ):
     place = slot * geometry.k_wide_bytes + index * _box_bytes(geometry.k_chunks)
     tiler = _box_tiler(geometry.chunk, geometry.k_chunks)
-    target, k_map = _at(shared.k_wide, place), maps.k_wide.small
-    paged.copy_box(k_map.atom, k_map.view, tiler, chunk, box, target, shared.k_edge.full(slot))
+    target, k_map = _at(shared.tiles.k, place), maps.k_wide.small
+    paged.copy_box(k_map.atom, k_map.view, tiler, chunk, box, target, shared.edges.k.full(slot))
 
 
 @cute.jit
 def _copy_tail(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, index):
     place = slot * geometry.k_tail_bytes + index * (BOX_KEYS * geometry.tail_bytes)
     tiler = _box_tiler(geometry.tail, 1)
-    target, k_map = _at(shared.k_tail, place), maps.k_tail.small
-    paged.copy_box(k_map.atom, k_map.view, tiler, 0, box, target, shared.k_edge.full(slot))
+    target, k_map = _at(shared.tiles.k_tail, place), maps.k_tail.small
+    paged.copy_box(k_map.atom, k_map.view, tiler, 0, box, target, shared.edges.k.full(slot))
 
 
 @cute.jit
@@ -207,14 +207,14 @@ def _load_query(
     first_row = segment.first_row + rank_of(geometry) * CTA_ROWS
     if query.rows.lines == NO_LINES:
         last_row = segment.first_row + segment.rows - 1
-        copy_rows(query.rows, tile, shared.q_words, segment.request, first_row, last_row, heads)
-        shared.q_edge.hand_over(count)
+        copy_rows(query.rows, tile, shared.words.q, segment.request, first_row, last_row, heads)
+        shared.edges.q.hand_over(count)
     else:
         if is_leader(geometry):
-            shared.q_edge.announce(count)
+            shared.edges.q.announce(count)
         else:
-            shared.q_edge.hand_over(count)
-        copy_tile(query, tile, shared.q_tiles, segment.request, first_row, heads, shared.q_edge.full(0))
+            shared.edges.q.hand_over(count)
+        copy_tile(query, tile, shared.tiles.q, segment.request, first_row, heads, shared.edges.q.full(0))
 
 
 def load_queries(
@@ -228,7 +228,7 @@ def load_queries(
 
     @cute.jit
     def load_query_of(segment: Segment, done: Done) -> Done:
-        shared.q_edge.wait_empty(done.segments)
+        shared.edges.q.wait_empty(done.segments)
         _load_query(shared, geometry, query, segment, assignment.work.terms.heads, done.segments)
         return done.and_all_of(segment)
 
@@ -253,7 +253,7 @@ def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_m
                 count = (done.tiles + i) * slots + index
                 box = first + index * (geometry.v_keys // BOX_KEYS)
                 large, at = _large_box(wanted, viewers, lookup, box)
-                shared.v_edge.wait_empty(count)
+                shared.edges.v.wait_empty(count)
                 if large:
                     _copy_large_values(shared, geometry, v_maps, at, count)
                 else:
@@ -278,16 +278,16 @@ def _load_value_slot(
 ):
     """Load boxes from `first` on to V slot number `count`. Each CTA's part may lack what its lanes copy, so each hands
     over."""
-    slot = shared.v_edge.stage(count)
-    barrier = shared.v_edge.full(slot)
+    slot = shared.edges.v.stage(count)
+    barrier = shared.edges.v.full(slot)
     rank = rank_of(geometry)
     box_bytes = _box_bytes(geometry.v_chunks)
     tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks), rank * geometry.v_chunks
-    tx_bytes = Int32(shared.v_edge.spec.bytes)
+    tx_bytes = Int32(shared.edges.v.spec.bytes)
     if surely_seen(viewers, wanted.key_of(first), geometry.v_keys):
         for index in cutlass.range_constexpr(geometry.v_keys // BOX_KEYS):
             box = paged.box_at(wanted, lookup, first + index)
-            target = _at(shared.v_wide, slot * geometry.v_bytes + index * box_bytes)
+            target = _at(shared.tiles.v, slot * geometry.v_bytes + index * box_bytes)
             paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, target, barrier)
     else:
         for index in cutlass.range(geometry.v_keys // BOX_KEYS, unroll=1):
@@ -295,11 +295,11 @@ def _load_value_slot(
             box = paged.box_with(wanted, lookup, first + index, keys)
             place = slot * geometry.v_bytes + index * box_bytes
             if keys != 0 and keys != ALL_KEYS:
-                dim, words = rank * geometry.v_dims, shared.v_words + place // 4
+                dim, words = rank * geometry.v_dims, shared.words.v + place // 4
                 paged.copy_box_keys(assignment.cache, dim, geometry.v_dims, assignment.source, keys, box, words)
                 tx_bytes -= geometry.ctas * box_bytes
             else:
-                paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, _at(shared.v_wide, place), barrier)
+                paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, _at(shared.tiles.v, place), barrier)
         cute.arch.fence_view_async_shared()
     _tell_values(shared, geometry, count, tx_bytes)
 
@@ -309,20 +309,20 @@ def _copy_large_values(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: Maps, box: paged.Box, count: Int32
 ):
     """Load a V slot whose keys are one large box, which starts where `box` does."""
-    slot = shared.v_edge.stage(count)
-    target = _at(shared.v_wide, slot * geometry.v_bytes, layouts_of(geometry).v_large)
+    slot = shared.edges.v.stage(count)
+    target = _at(shared.tiles.v, slot * geometry.v_bytes, layouts_of(geometry).v_large)
     tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks, LARGE_KEYS), rank_of(geometry) * geometry.v_chunks
-    paged.copy_box(maps.large.atom, maps.large.view, tiler, chunk, box, target, shared.v_edge.full(slot))
-    _tell_values(shared, geometry, count, Int32(shared.v_edge.spec.bytes))
+    paged.copy_box(maps.large.atom, maps.large.view, tiler, chunk, box, target, shared.edges.v.full(slot))
+    _tell_values(shared, geometry, count, Int32(shared.edges.v.spec.bytes))
 
 
 @cute.jit
 def _tell_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], count: Int32, tx_bytes: Int32):
     if is_leader(geometry):
         cute.arch.sync_warp()
-        shared.v_edge.announce(count, tx_bytes)
+        shared.edges.v.announce(count, tx_bytes)
     else:
-        shared.v_edge.hand_over(count)
+        shared.edges.v.hand_over(count)
 
 
 def _box_bytes(chunks: int) -> int:

@@ -60,7 +60,7 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: 
 
     @cute.jit
     def products_of(segment: Segment, done: Done) -> Done:
-        shared.q_edge.wait_full(done.segments)
+        shared.edges.q.wait_full(done.segments)
         for ahead in cutlass.range(segment.tiles + 1, unroll=1):
             scores_first = Boolean(True)
             if const_expr(not geometry.is_pair):
@@ -73,7 +73,7 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: 
                 _scores(products, shared, done.tiles + ahead)
                 if ahead == segment.tiles - 1:
                     with cute.arch.elect_one():
-                        shared.q_edge.release_after_mmas(done.segments)
+                        shared.edges.q.release_after_mmas(done.segments)
             if ahead > 0 and scores_first:
                 _values(products, shared, done.tiles + ahead - 1, ahead > 1, ahead == segment.tiles, done.segments)
         return done.and_all_of(segment)
@@ -88,11 +88,11 @@ def _keys_come_first(geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared
     probabilities it would miss the keys. Where there is less, values free what memory waits for: it asks once."""
     keys, settled = Boolean(False), Boolean(False)
     while not settled:
-        keys = shared.k_edge.is_full(slot)
+        keys = shared.edges.k.is_full(slot)
         settled = Boolean(True)
         if const_expr(geometry.k_slots > 2 * geometry.k_slots_per_tile):
             if not keys:
-                settled = shared.p_edge.is_full(tile)
+                settled = shared.edges.p.is_full(tile)
     return keys
 
 
@@ -101,31 +101,31 @@ def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
     """Issue S = Q K^T of tile number `tile`."""
     geometry = products.geometry
     slots_together = geometry.k_slots_per_tile // geometry.k_cuts
-    shared.s_edge.wait_empty(tile)
+    shared.edges.s.wait_empty(tile)
     tmem.fence_after()
-    target = shared.tmem_base + geometry.s_column + shared.s_edge.stage(tile) * geometry.s_columns
+    target = shared.tmem_base + geometry.s_column + shared.edges.s.stage(tile) * geometry.s_columns
     for index in cutlass.range_constexpr(geometry.k_cuts):
         count = tile * geometry.k_slots_per_tile + index
         for slot in cutlass.range_constexpr(slots_together):
-            shared.k_edge.wait_full(count + slot)
-        slot = shared.k_edge.stage(count)
+            shared.edges.k.wait_full(count + slot)
+        slot = shared.edges.k.stage(count)
         with cute.arch.elect_one():
-            q = umma.at(products.q, shared.q)
-            k = umma.at(products.k, shared.k + slot * geometry.k_wide_bytes)
+            q = umma.at(products.q, shared.operands.q)
+            k = umma.at(products.k, shared.operands.k + slot * geometry.k_wide_bytes)
             for chunk in cutlass.range_constexpr(geometry.k_chunks):
                 row_chunk = index * geometry.k_chunks + chunk
                 for step in cutlass.range_constexpr(0, SWIZZLE, umma.K_BYTES):
                     q_bytes, k_bytes = row_chunk * CTA_ROWS * SWIZZLE + step, chunk * ATOM + step
                     products.issue(target, q, k, q_bytes, k_bytes, products.scores, row_chunk + step > 0)
             if const_expr(geometry.tail > 0):
-                q = umma.at(products.tail, shared.q + geometry.q_wide_bytes)
-                k = umma.at(products.tail, shared.k_tail_at + slot * geometry.k_tail_bytes)
+                q = umma.at(products.tail, shared.operands.q + geometry.q_wide_bytes)
+                k = umma.at(products.tail, shared.operands.k_tail + slot * geometry.k_tail_bytes)
                 for step in cutlass.range_constexpr(0, geometry.tail_bytes, umma.K_BYTES):
                     products.issue(target, q, k, step, step, products.tail_scores, True, products.tail_kind)
             if const_expr(geometry.is_pair):
-                shared.k_edge.release_after_mmas(count)
+                shared.edges.k.release_after_mmas(count)
             if const_expr(index == geometry.k_cuts - 1):
-                shared.s_edge.fill_after_mmas(tile)
+                shared.edges.s.fill_after_mmas(tile)
 
 
 @cute.jit
@@ -142,17 +142,17 @@ def _values(
     multiplied; None where a tile is never the last."""
     geometry = products.geometry
     pair = const_expr(geometry.is_pair)
-    edge, base = (shared.v_edge, shared.v) if pair else (shared.k_edge, shared.k)
+    edge, base = (shared.edges.v, shared.operands.v) if pair else (shared.edges.k, shared.operands.k)
     slot_bytes = geometry.v_bytes if pair else geometry.k_wide_bytes
     step_keys = umma.K_BYTES // geometry.element_bytes
-    shared.p_edge.wait_full(tile)
+    shared.edges.p.wait_full(tile)
     tmem.fence_after()
     for index in cutlass.range_constexpr(products.v_slots):
         count = tile * products.v_slots + index
         if const_expr(geometry.is_pair):
             edge.wait_full(count)
         with cute.arch.elect_one():
-            p = umma.at(products.p, shared.p + shared.p_edge.stage(tile) * geometry.p_bytes)
+            p = umma.at(products.p, shared.operands.p + shared.edges.p.stage(tile) * geometry.p_bytes)
             v = umma.at(products.v, base + edge.stage(count) * slot_bytes)
             for half in cutlass.range_constexpr(OUTPUT_HALVES):
                 target = shared.tmem_base + half * (geometry.o_columns // OUTPUT_HALVES)
@@ -165,7 +165,7 @@ def _values(
                     products.issue(target, p, v, p_bytes, v_bytes, products.values, more)
                 if const_expr(last is not None and half == 0 and index == products.v_slots - 1):
                     if last:
-                        shared.half_edge.fill_after_mmas(segments)
+                        shared.edges.half.fill_after_mmas(segments)
             edge.release_after_mmas(count)
             if const_expr(index == products.v_slots - 1):
-                shared.p_edge.release_after_mmas(tile)
+                shared.edges.p.release_after_mmas(tile)

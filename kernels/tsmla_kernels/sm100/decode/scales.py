@@ -44,7 +44,7 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
             found = _found(geometry, keys, wanted, lookup, first)
             if i >= AHEAD:
                 count = done.tiles + i - AHEAD
-                shared.scales_edge.wait_empty(count)
+                shared.edges.scales.wait_empty(count)
                 _put(shared, geometry, coming[: geometry.lane_keys], scale_anchor, count)
             coming = (*coming[geometry.lane_keys :], *found)
         return done.and_all_of(segment)
@@ -100,12 +100,12 @@ def _put(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], values: tu
         for word in cutlass.range_constexpr(len(words)):
             place[word * geometry.tile_kv + index * 32] = words[word]
     cute.arch.sync_warp()
-    shared.scales_edge.hand_over(count)
+    shared.edges.scales.hand_over(count)
 
 
 def folded(shared: Shared, geometry: DecodeGeometry, half: Int32, scores: list, factor: Float32, count: Int32) -> list:
     """The folded scores of this thread's half of the keys of tile number `count`, once their scales are there."""
-    shared.scales_edge.wait_full(count)
+    shared.edges.scales.wait_full(count)
     mine = _mine(shared, geometry, half, count)
     values = []
     for first in range(0, len(scores), _VECTOR):
@@ -129,7 +129,7 @@ def unfolded_sum(
             pair, chain = values[first + index : first + index + 2], (first + index) // 2 % _CHAINS
             chains[chain] = cute.arch.fma_packed_f32x2(pair, inverse[index : index + 2], chains[chain])
     cute.arch.sync_warp()
-    shared.scales_edge.release(count)
+    shared.edges.scales.release(count)
     low, high = (cute.arch.add_packed_f32x2(chains[i], chains[i + 1]) for i in (0, 2))
     both = cute.arch.add_packed_f32x2(low, high)
     return both[0] + both[1]
@@ -137,7 +137,7 @@ def unfolded_sum(
 
 def _stage(shared: Shared, geometry: DecodeGeometry, count: Int32) -> cute.Pointer:
     """Where a tile's folded scales lie: one vector of the tile's keys for each word."""
-    return shared.scales + shared.scales_edge.stage(count) * (geometry.scale_bytes // 4)
+    return shared.scales + shared.edges.scales.stage(count) * (geometry.scale_bytes // 4)
 
 
 def _mine(shared: Shared, geometry: DecodeGeometry, half: Int32, count: Int32) -> cute.Pointer:

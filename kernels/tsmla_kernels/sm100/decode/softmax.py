@@ -58,6 +58,16 @@ class RowKeys(NamedTuple):
     all: VisibleKeys
 
 
+class Turn(NamedTuple):
+    """The tile that a thread attends: its number in the kernel, that of its exchange, its first key. later: whether the
+    output already holds earlier tiles of the segment."""
+
+    tile: Int32
+    exchange: Int32
+    first_key: Int32
+    later: Boolean
+
+
 class Attended(NamedTuple):
     """What the worker has attended: tiles; exchanges between the threads of a row, one for each tile and one for each
     segment; segments that have tiles."""
@@ -93,10 +103,10 @@ def attend(
         state = RowState(-Float32.inf, Float32(0.0))
         for i in cutlass.range(segment.tiles, unroll=1):
             first_key = (segment.first_tile + i) * geometry.tile_kv
+            turn = Turn(done.tiles + i, done.exchanges + i, first_key, i > 0)
             state, unfolded = _tile(
-                geometry, probabilities, shared, lane, keys, state, unfolded,
-                done.tiles + i, done.exchanges + i, first_key, i > 0, exponents, factor,
-            )  # fmt: skip
+                geometry, probabilities, shared, lane, keys, turn, state, unfolded, exponents, factor
+            )
         tiles, exchanges = done.tiles + segment.tiles, done.exchanges + segment.tiles
         total = unfolded[0] if const_expr(scales is not None) else state.total
         mine, other = _exchange(shared, lane, total, exchanges)
@@ -146,24 +156,22 @@ def _tile(
     shared: Shared,
     lane: Lane,
     keys: RowKeys,
+    turn: Turn,
     state: RowState,
     unfolded: tuple,
-    tile: Int32,
-    exchanged: Int32,
-    first_key: Int32,
-    later: Boolean,
     scale_log2: Float32,
     factor: Float32 | None,
 ) -> tuple[RowState, tuple]:
-    """Turn S of tile number `tile` of the kernel into P; `later`: whether the output already holds earlier tiles. Where
-    rows have scales, `factor` is this row's, and `unfolded` its sum without those of keys."""
+    """Make P of a tile's S. Where rows have scales, `factor` is this row's, and `unfolded` its sum without those of
+    keys."""
     columns = geometry.s_columns
-    shared.s_edge.wait_full(tile)
+    tile, exchanged, first_key, later = turn
+    shared.edges.s.wait_full(tile)
     tmem.fence_after()
-    scores = tmem.load(lane.address + geometry.s_column + shared.s_edge.stage(tile) * columns, columns)
+    scores = tmem.load(lane.address + geometry.s_column + shared.edges.s.stage(tile) * columns, columns)
     tmem.wait_loads()
     tmem.fence_before()
-    shared.s_edge.release(tile)
+    shared.edges.s.release(tile)
     if const_expr(factor is not None):
         scores = folded(shared, geometry, lane.half, scores, factor, tile)
     if keys.all.lacks(first_key, geometry.tile_kv):
@@ -180,7 +188,7 @@ def _tile(
     # With two slots, this one was read before these scores were multiplied. A wait here would also part exponentials
     # from sums and conversions, all of which ptxas then puts behind it.
     if const_expr(geometry.p_slots == 1):
-        shared.p_edge.wait_empty(tile)
+        shared.edges.p.wait_empty(tile)
     _store(geometry, probabilities, shared, lane, values, tile)
     cute.arch.fence_view_async_shared()
     # Last: the output waits for the product of the tile before, which 8-bit probabilities need not wait for.
@@ -188,7 +196,7 @@ def _tile(
         wait_output(geometry, shared, tile)
         _rescale(geometry, lane, rescale)
     tmem.fence_before()
-    shared.p_edge.hand_over(tile)
+    shared.edges.p.hand_over(tile)
     if const_expr(factor is not None):
         unfolded = (unfolded_sum(shared, geometry, lane.half, values, unfolded[0] * rescale, tile),)
     return RowState(maximum, total), unfolded
@@ -229,7 +237,7 @@ def _store(
     row_bytes = geometry.p_row_bytes
     first_byte = lane.half * geometry.s_columns * geometry.element_bytes
     chunk = first_byte // row_bytes
-    row = (chunk * CTA_ROWS + lane.row) * row_bytes + shared.p_edge.stage(tile) * geometry.p_bytes
+    row = (chunk * CTA_ROWS + lane.row) * row_bytes + shared.edges.p.stage(tile) * geometry.p_bytes
     # 8 rows of 128 bytes, or 4 pairs of rows of 64, differ in where their vectors of 16 bytes lie.
     rotation = lane.row * row_bytes // 128 & (row_bytes // 16 - 1)
     for vector in cutlass.range_constexpr(len(words) // 4):
@@ -237,4 +245,4 @@ def _store(
         mine = cute.make_rmem_tensor(4, Int32)
         for word in cutlass.range_constexpr(4):
             mine[word] = words[4 * vector + word]
-        cute.autovec_copy(mine, cute.make_tensor(aligned(shared.p_words + (row + byte) // 4, 16), 4))
+        cute.autovec_copy(mine, cute.make_tensor(aligned(shared.words.p + (row + byte) // 4, 16), 4))

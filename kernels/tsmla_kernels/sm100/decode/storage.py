@@ -26,34 +26,58 @@ class Layouts(NamedTuple):
     v_large: cute.ComposedLayout
 
 
-class Shared(NamedTuple):
-    """What the roles see of a CTA: addresses in shared memory (for descriptors), views of the same places (q_tiles: of
-    each piece of the query), tensor memory, and the edges. Solo there is no V; without scales of keys nothing that
-    concerns them."""
+class Operands(NamedTuple):
+    """Addresses of the products' operands in shared memory, for descriptors."""
 
     q: Int32
     k: Int32
-    k_tail_at: Int32
+    k_tail: Int32
     v: Int32
     p: Int32
-    q_tiles: tuple
-    q_words: cute.Pointer
-    k_wide: cute.Tensor
+
+
+class Tiles(NamedTuple):
+    """Targets of bulk copies: each piece of the query, the first boxes of the wide and tail parts of K, and of V."""
+
+    q: tuple
+    k: cute.Tensor
     k_tail: cute.Tensor | None
-    k_words: cute.Pointer
-    v_wide: cute.Tensor | None
-    v_words: cute.Pointer
-    p_words: cute.Pointer
+    v: cute.Tensor | None
+
+
+class Words(NamedTuple):
+    """The same places, of the 32-bit words that lanes write."""
+
+    q: cute.Pointer
+    k: cute.Pointer
+    v: cute.Pointer
+    p: cute.Pointer
+
+
+class Edges(NamedTuple):
+    """The edges of `DecodeSchedule.edges`, by name."""
+
+    q: ClusterEdge
+    k: ClusterEdge
+    v: ClusterEdge | None
+    s: ClusterEdge
+    p: ClusterEdge
+    half: ClusterEdge
+    scales: Edge | None
+
+
+class Shared(NamedTuple):
+    """What the roles see of a CTA: its tiles in shared memory in three views, where the threads of a row exchange
+    numbers, folded scales of keys, tensor memory, and the edges. Solo there is no V; without scales of keys nothing
+    that concerns them."""
+
+    operands: Operands
+    tiles: Tiles
+    words: Words
     exchange: cute.Pointer
     scales: cute.Pointer | None
     tmem_base: Int32
-    q_edge: ClusterEdge
-    k_edge: ClusterEdge
-    v_edge: ClusterEdge | None
-    s_edge: ClusterEdge
-    p_edge: ClusterEdge
-    half_edge: ClusterEdge
-    scales_edge: Edge | None
+    edges: Edges
 
 
 def layouts_of(geometry: DecodeGeometry) -> Layouts:
@@ -87,34 +111,27 @@ def shared_of(geometry: DecodeGeometry, base: cute.Pointer, barriers: Barriers, 
         return base.toint() + offset
 
     tail, query, scaled = geometry.tail_bytes, geometry.query_tile, geometry.scale_slots > 0
+    q, k, k_tail = geometry.q_offset, geometry.k_offset, geometry.k_tail_offset
+    v, p = geometry.v_offset, geometry.p_offset
     return Shared(
-        q=address(geometry.q_offset),
-        k=address(geometry.k_offset),
-        k_tail_at=address(geometry.k_tail_offset),
-        v=address(geometry.v_offset),
-        p=address(geometry.p_offset),
-        q_tiles=tuple(
-            cute.make_tensor(cute.recast_ptr(base + at, query.swizzle(name), dtype), query.layout(name))
-            for name, at, dtype in (
-                ("latent", geometry.q_offset, latent),
-                ("rope", geometry.q_offset + query.rope_offset, rope),
-            )
+        Operands(*(address(offset) for offset in (q, k, k_tail, v, p))),
+        Tiles(
+            q=tuple(
+                cute.make_tensor(cute.recast_ptr(base + at, query.swizzle(name), dtype), query.layout(name))
+                for name, at, dtype in (("latent", q, latent), ("rope", q + query.rope_offset, rope))
+            ),
+            k=tile(k, layouts.k_box),
+            k_tail=tile(k_tail, layouts.k_tail_box, rope, tail) if tail else None,
+            v=tile(v, layouts.v_box) if geometry.is_pair else None,
         ),
-        q_words=words(geometry.q_offset),
-        k_wide=tile(geometry.k_offset, layouts.k_box),
-        k_tail=tile(geometry.k_tail_offset, layouts.k_tail_box, rope, tail) if tail else None,
-        k_words=words(geometry.k_offset),
-        v_wide=tile(geometry.v_offset, layouts.v_box) if geometry.is_pair else None,
-        v_words=words(geometry.v_offset),
-        p_words=words(geometry.p_offset),
+        Words(*(words(offset) for offset in (q, k, v, p))),
         exchange=words(EXCHANGE_OFFSET, Float32),
         scales=words(geometry.scale_offset, Float32) if scaled else None,
         tmem_base=tmem_base,
-        q_edge=barriers.edge("q", ClusterEdge),
-        k_edge=barriers.edge("k", ClusterEdge),
-        v_edge=barriers.edge("v", ClusterEdge) if geometry.is_pair else None,
-        s_edge=barriers.edge("s", ClusterEdge),
-        p_edge=barriers.edge("p", ClusterEdge),
-        half_edge=barriers.edge("half", ClusterEdge),
-        scales_edge=barriers.edge("scales", Edge) if scaled else None,
+        edges=Edges(
+            *(barriers.edge(name, ClusterEdge) for name in ("q", "k")),
+            barriers.edge("v", ClusterEdge) if geometry.is_pair else None,
+            *(barriers.edge(name, ClusterEdge) for name in ("s", "p", "half")),
+            barriers.edge("scales", Edge) if scaled else None,
+        ),
     )
