@@ -67,7 +67,8 @@ def deal_of(
     sequences: Int32, heads: Int32, heads_kv: Int32, processors: Int32,
 ) -> TileDeal:  # fmt: skip
     """Decide the deal, on the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by
-    side."""
+    side. Its bounds were measured one by one; no cost function of few numbers chooses as they do
+    (kernels/log/hopper-prefill.md, 54)."""
     most, rounds, stride = _strided(geometry, causal, rows[0], sequences, heads, processors)
     if const_expr(geometry.policy.follows_if_long):
         if rows[1] > Int64(SHORT_KEYS) * sequences * cutlass.select_(rows[0] >= rows[1], Int32(2), Int32(1)):
