@@ -250,7 +250,8 @@ def test_opcheck(stand_ins, operator, data) -> None:
 
 @pytest.mark.parametrize("operator", [PACK, QUANTIZE_Q], ids=lambda operator: operator.name)
 def test_opcheck_of_what_writes_fp8(stand_ins, operator) -> None:
-    """torch cannot compare FP8 tensors in its other tests; `test_inputs_are_left_alone` stands for the schema's."""
+    """torch cannot compare FP8 tensors in its other tests. `test_operators_give_what_functions_give` stands for the
+    schema's."""
     tests = ("test_autograd_registration", "test_faketensor")
     overload = getattr(torch.ops.tsmla, operator.variant.family).default
     arguments = tuple(required(operator).values())

@@ -2,7 +2,7 @@
 stopped.
 
 Each mutant is tried alone under the first few schedules only, and those that are left in groups under all
-(`mutation_groups`): most of the time would go to what no schedule catches. For the same reason, mutants that are said
+(`groups.py`): most of the time would go to what no schedule catches. For the same reason, mutants that are said
 to survive are tried alone under the first two schedules only, which do not look for races.
 """
 

@@ -2,7 +2,7 @@
 
     [{"kernels": [name, ..], "mutants": [mutant, ..], "reason": text}, ..]
 
-A mutant is named by its key: "function: what it calls: instruction and what is done to it" (`mutation_sites.Site`).
+A mutant is named by its key: "function: what it calls: instruction and what is done to it" (`sites.Site`).
 That stands for every copy that the kernel has, or for some: "sm90/decode/row64/attend._score: mma.issue: wgmma.fence
 removed (2-4, 6 of 8)". Counts are part of the name: where they no longer fit, the reason is to be looked at again.
 """
