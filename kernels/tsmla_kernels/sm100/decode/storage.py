@@ -46,7 +46,7 @@ class Tiles(NamedTuple):
 
 
 class Words(NamedTuple):
-    """The same places, of the 32-bit words that lanes write."""
+    """Pointers to the tiles as 32-bit words, which lanes write."""
 
     q: cute.Pointer
     k: cute.Pointer
