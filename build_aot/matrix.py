@@ -49,9 +49,9 @@ def shipped(
 def _candidates(arch: Arch) -> Iterator[Variant]:
     for dtype, out, dims, causal, lse in itertools.product(Dtype, ATTENTION_OUT_DTYPES, PREFILL_DIMS, OFF_ON, OFF_ON):
         yield PrefillVariant(arch, dtype, out, *dims, causal=causal, lse=lse)
-    for dtype, out, lse in itertools.product(Dtype, ATTENTION_OUT_DTYPES, OFF_ON):
+    for dtype, out, lse, gathers in itertools.product(Dtype, ATTENTION_OUT_DTYPES, OFF_ON, OFF_ON):
         for row in {uniform_row(dtype), *ROWS.values()}:
-            yield DecodeVariant(arch, dtype, out, lse, row)
+            yield DecodeVariant(arch, dtype, out, lse, row, gathers)
     for dtype, out in itertools.product(Dtype, Dtype):
         for d_nope, d_rope, d_v in pack_dims(arch, out):
             yield PackVariant(arch, dtype, out, d_nope, d_rope, d_v)

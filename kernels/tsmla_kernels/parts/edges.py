@@ -64,6 +64,20 @@ class Copies:
 
 
 @dataclasses.dataclass(frozen=True)
+class LaneCopies:
+    """Copies of 16 bytes that all lanes of a role's warps start. Each lane arrives when its own have landed. `parts` and
+    `which` as `Warps` has them."""
+
+    role: Role
+    parts: int = 1
+    which: str = ""
+
+    @property
+    def arrivals(self) -> int:
+        return 32 * Warps(self.role, self.parts, self.which).arrivals
+
+
+@dataclasses.dataclass(frozen=True)
 class TensorCore:
     """tcgen05 MMAs that a role issues: one arrival, when they are complete."""
 
@@ -89,7 +103,7 @@ class Either:
         return self.one.arrivals
 
 
-Party = Warps | Copies | TensorCore | Either
+Party = Warps | Copies | LaneCopies | TensorCore | Either
 
 
 def roles_of(parties: tuple[Party, ...]) -> tuple[Role, ...]:

@@ -32,6 +32,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import tcgen05
 
+from . import ptx
 from .edges import EdgeSpec, EdgeTable
 
 LEADER = 0
@@ -126,6 +127,14 @@ class TmaEdge(Edge):
     def expect(self, barrier: cute.Pointer) -> None:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.spec.bytes)
+
+
+class LaneCopiesEdge(Edge):
+    """An edge that lanes fill with copies of 16 bytes (`ptx.copy_vector`)."""
+
+    def arrive_behind_copies(self, count: Int32) -> None:
+        """Every lane of a warp arrives when what it has copied so far is there."""
+        ptx.arrive_behind_copies(self.full(self.stage(count)).toint())
 
 
 class WarpEdge(Edge):

@@ -99,6 +99,22 @@ def bulk_copy(target: Int32, source: Int64, size: int, barrier: Int32, policy: i
     )  # fmt: skip
 
 
+def copy_vector(target: Int32, target_offset: int, source: Int64, source_offset: int, size: Int32) -> None:
+    """`cp.async.cg.shared.global`: start copying 16 bytes of global memory to shared memory, by each lane. Of the
+    source, only `size` bytes are read; the others are zeros."""
+    _run(
+        f"cp.async.cg.shared.global [$0+{target_offset}], [$1+{source_offset}], 16, $2;",
+        target, source, size,
+        has_side_effects=True,
+    )  # fmt: skip
+
+
+def arrive_behind_copies(barrier: Int32) -> None:
+    """`cp.async.mbarrier.arrive.noinc.shared.b64`: arrive, for each lane, when the copies that it has started with
+    `copy_vector` are there."""
+    _run("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", barrier, has_side_effects=True)
+
+
 def bulk_copy_between_ctas(target: Int32, source: Int32, size: int, barrier: Int32) -> None:
     """`cp.async.bulk.shared::cluster.shared::cta`, by one lane: start copying `size` bytes of this CTA's shared memory
     to a CTA of its cluster, which complete on a barrier there; `target` and `barrier` as `mapa` gives them."""

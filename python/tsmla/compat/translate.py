@@ -10,6 +10,7 @@ import torch
 from ..errors import ArgumentError, UnsupportedError
 from ..identity.plan import plan_decode
 from ..operators import checks
+from ..operators.capture import is_capturing
 from ..operators.workspace import multiprocessors
 
 LARGEST_INT = 2**31 - 1
@@ -50,19 +51,12 @@ def number(face: str, name: str, value: float | torch.Tensor) -> float:
             f"{face}: {name} has shape {list(value.shape)} and is {value.dtype}; it must be a number, or a "
             "floating-point tensor of one element"
         )
-    if value.is_cuda and _capturing():
+    if value.is_cuda and is_capturing():
         raise UnsupportedError(
             f"{face}: {name} is a CUDA tensor, and a CUDA graph is being captured: the graph's replays would not read "
             f"it again; pass a number (float({name}), read before the capture)"
         )
     return float(value)
-
-
-def _capturing() -> bool:
-    try:
-        return torch.cuda.is_current_stream_capturing()
-    except RuntimeError:  # torch without CUDA
-        return False
 
 
 def no_skipping(face: str, factor: float | None) -> None:

@@ -46,6 +46,7 @@ class Facts:
     decode: dtypes of a decode's query.
     decode_rows: cache rows (`row_format.ROWS`) that decode reads besides those of the query's own dtype -> dtypes of
         the query's latent piece.
+    gathered_dtypes, gathered_rows: those of `decode` and of `decode_rows` whose keys can be gathered one by one.
     """
 
     gpus: Mapping[str, int]
@@ -58,6 +59,8 @@ class Facts:
     decode_rows: Mapping[str, tuple[Dtype, ...]] = dataclasses.field(
         default_factory=lambda: {"snapmla": (Dtype.E4M3,), "fp8_ds_mla": (Dtype.BF16,)}
     )
+    gathered_dtypes: tuple[Dtype, ...] = ()
+    gathered_rows: tuple[str, ...] = ()
 
 
 _EIGHT_BITS = {Dtype.E4M3: (Dtype.BF16,), Dtype.E5M2: (Dtype.BF16,)}
@@ -68,6 +71,7 @@ _HOPPER = Facts(
     prefill={Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16,), **_EIGHT_BITS},
     prefill_dims={**_DIMS, (256, 256): (Dtype.BF16, Dtype.E4M3)},
     deal=Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=132),
+    gathered_dtypes=tuple(Dtype),
 )
 _BLACKWELL = Facts(
     gpus={"B200": 148, "GB200": 152},

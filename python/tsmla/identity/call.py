@@ -269,6 +269,7 @@ DECODE = Operator(
         Number("lse_factor", "1 / log2(lse_base)", 1.0),
         Number("batch_invariant", "batch_invariant", 0),
         Number("q_len", "max_q_len, or query's q_len", 1),
+        Number("entry_keys", "1 with indices, else kv_cache's page_size", 1),
         Number("parts", "the plan's (`plan_decode`)", 1),
         _PDL,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .arch import UNKNOWN, Arch, Facts
 from .dtype import Dtype
-from .row_format import NAMES, ROWS, uniform_row
+from .row_format import NAMES, ROWS, RowFormat, uniform_row
 from .variant import (
     DecodeVariant,
     PackVariant,
@@ -125,7 +125,21 @@ def _why_decode(variant: DecodeVariant) -> str | None:
         reason = f"decode of {variant.dtype} for {variant.arch} reads cache rows of {listed}, not of {variant.row}"
         others = next((dtypes for name, dtypes in named.items() if ROWS[name] == variant.row), None)
         return f"{reason}, which take a query of {_listed(others)}" if others else reason
+    return _why_not_gathered(variant, facts) if variant.gathers else None
+
+
+def _why_not_gathered(variant: DecodeVariant, facts: Facts) -> str | None:
+    uniform = variant.row == uniform_row(variant.dtype)
+    if not (variant.dtype in facts.gathered_dtypes if uniform else _name_of(variant.row) in facts.gathered_rows):
+        there = _listed((*facts.gathered_dtypes, *facts.gathered_rows)) or "no rows"
+        return f"decode for {variant.arch} gathers keys one by one of {there} yet, not of {variant.row}"
+    if not variant.lse:
+        return "a decode that gathers keys one by one always writes an LSE"
     return None
+
+
+def _name_of(row: RowFormat) -> str:
+    return next(name for name, known in ROWS.items() if known == row)
 
 
 def _why_pack(variant: PackVariant) -> str | None:

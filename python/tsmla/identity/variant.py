@@ -109,7 +109,8 @@ class _OfRows:
 class DecodeVariant(_OfRows, _Variant):
     """One compiled absorbed decode over a paged latent cache: a query and a cache of `row`s in, `out_dtype` out,
     optional base-2 LSE. The query is of `dtype`; its rope piece has the dtype of the row's. Without a row given, it is
-    the `uniform_row` of `dtype`."""
+    the `uniform_row` of `dtype`. gathers: keys are copied row by row, so that a table may list single keys; without it,
+    runs of at least 16 keys of one page."""
 
     family: ClassVar[str] = "decode"
     arch: Arch
@@ -117,6 +118,7 @@ class DecodeVariant(_OfRows, _Variant):
     out_dtype: Dtype
     lse: bool
     row: RowFormat = None  # type: ignore[assignment]
+    gathers: bool = False
 
     def __post_init__(self) -> None:
         if self.row is None:
@@ -126,6 +128,7 @@ class DecodeVariant(_OfRows, _Variant):
         return "_".join(
             (
                 f"tsmla_decode_{self.arch}_{self.dtype}_to_{self.out_dtype}_{self.row.text(self.dtype)}",
+                *(("gathers",) if self.gathers else ()),
                 _flag(self.lse, "lse", "nolse"),
             )
         )
@@ -170,7 +173,7 @@ FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in _CLASSES}
 
 
 _TYPES = {"arch": Arch, "dtype": Dtype, "out_dtype": Dtype, "row": RowFormat}
-_FLAGS = ("causal", "lse")
+_FLAGS = ("causal", "lse", "gathers")
 _FIELDS: dict[str, dict[str, type]] = {
     family: {f.name: _TYPES.get(f.name) or (bool if f.name in _FLAGS else int) for f in dataclasses.fields(cls)}
     for family, cls in FAMILIES.items()

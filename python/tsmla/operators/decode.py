@@ -16,7 +16,7 @@ from ..identity.plan import plan_decode, wide_rows
 from ..identity.support import DECODE_OUT_DTYPES, LATENT_DIM
 from ..identity.variant import DecodeVariant
 from ..loading import resolve
-from . import checks, decode_rows, examine, traced, written
+from . import checks, chosen_keys, decode_rows, examine, traced, written
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .decode_options import MAX_MIN_SPLIT, check_options, context_parallel, is_packed
 from .workspace import multiprocessors, sized
@@ -31,16 +31,16 @@ _MOST_ROWS = 2**31 - 128
 PAGE_SIZES = (16, 32, 64, 128)
 
 
-@written.from_table(DECODE, without=("max_seq_len", "is_var_seq"))
+@written.from_table(DECODE, without=("max_seq_len", "is_var_seq", "indices", "topk_length"))
 def tsmla_decode(
     query: torch.Tensor | tuple[torch.Tensor, ...],
     kv_cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     workspace_buffer: torch.Tensor,
     kv_lora_rank: int,
     qk_rope_head_dim: int,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    max_seq_len: int,
+    block_tables: torch.Tensor | None,
+    seq_lens: torch.Tensor | None,
+    max_seq_len: int | None,
     softmax_scale: float,
     output_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -63,6 +63,8 @@ def tsmla_decode(
     cum_seq_lens_q: torch.Tensor | None = None,
     max_q_len: int | None = None,
     batch_invariant: bool = False,
+    indices: torch.Tensor | None = None,
+    topk_length: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Absorbed MLA attention over a paged latent cache: output_scale * softmax(softmax_scale * q k^T) v.
 
@@ -144,6 +146,15 @@ def tsmla_decode(
             however many SMs there are. Its keys are then not split among SMs, so that few or long requests leave most
             of them idle.
 
+        indices: [batch, q_len, top_k] int32, or [tokens, top_k] for a query [tokens, heads, 576]: the keys of each query
+            token (sparse attention), in any order. They take the place of block_tables, seq_lens and max_seq_len, which
+            must be None; causal_mask, window_left and the arguments of context parallelism are not looked at or must be
+            left out, since the lists say what is seen. An index is a slot of the cache: page * page_size + row. One
+            that is negative or not below pages * page_size names no key; one that stands twice counts twice. A cache may
+            then have pages of any size. Without LSE to write into, one is allocated all the same.
+        topk_length: [batch], [batch, q_len] or [tokens] int32 or int64: only so many of the first indices of each list
+            count. All when None.
+
     Returns:
         out, or (out, lse) with lse [batch, q_len, heads] float32, or [tokens, heads] with cum_seq_lens_q, **base 2**:
         log2 of the sum of exponentials of the scaled scores. A query row that sees no key gives output 0 and LSE -inf.
@@ -171,6 +182,20 @@ def tsmla_decode(
         from . import registered
 
         return registered.calls["decode"](*written.parameters())
+    chosen = indices is not None
+    if chosen:
+        query, block_tables, seq_lens, max_seq_len, out, lse, tokens_shape = chosen_keys.as_requests(
+            query, indices, topk_length, out, lse,
+            {"block_tables": block_tables, "seq_lens": seq_lens, "max_seq_len": max_seq_len},
+            {
+                "cum_seq_lens_q": cum_seq_lens_q, "max_q_len": max_q_len, "causal_seqs": causal_seqs,
+                "local_visible_lens": local_visible_lens, "window_left": None if window_left == -1 else window_left,
+                "cp_world": None if cp_world == 1 else cp_world,
+            },
+        )  # fmt: skip
+        causal_mask = False
+    elif topk_length is not None:
+        raise ArgumentError(f"{_OPERATOR}: topk_length is given but indices are not")
     if not (
         type(max_seq_len) is type(window_left) is type(cp_world) is type(cp_rank) is type(cp_interleave_size) is int
         and type(min_split_kv) is int
@@ -197,7 +222,7 @@ def tsmla_decode(
     elif getattr(kv_cache, "dtype", None) is torch.uint8:
         kv_cache = decode_rows.typed_whole(kv_cache)
     longest = 1 << (max_seq_len - 1).bit_length()  # as plans round it: calls of growing contexts stay of one kind
-    tensors, options = written.tensors(), written.options(longest)
+    tensors, options = written.tensors(), written.options(longest, chosen)
     try:
         packed, shape = cum_seq_lens_q is not None, query.shape  # type: ignore[union-attr]
         kind = _kind(tensors, shape[1:] if packed else shape, options, block_tables.nbytes > 0)
@@ -207,16 +232,18 @@ def tsmla_decode(
         tokens = shape[:1] if packed else ()
         if out is None:
             out = served.new_out(*tokens)
-        if return_lse and lse is None:
+        if served.has_lse and lse is None:
             lse = served.new_lse(*tokens)
         if not served.launches or (packed and not shape[0]):
             # nothing is launched, so no kernel checks what the kind leaves to it
             _examined(tensors, options)
             if kv_cache.shape[0] == 0:  # type: ignore[union-attr]
-                return tsmla_decode(**written.keywords(
-                    query=decode_rows.joined(query, q_pe, query_scales),
-                    kv_cache=decode_rows.page_of_zeros(kv_cache, rope_cache, scale_cache),
-                ))  # fmt: skip
+                query = decode_rows.joined(query, q_pe, query_scales)
+                kv_cache = decode_rows.page_of_zeros(kv_cache, rope_cache, scale_cache)
+                if not chosen:
+                    return tsmla_decode(**written.keywords())
+                indices, topk_length = block_tables.unsqueeze(1), seq_lens.new_zeros(len(seq_lens))
+                tsmla_decode(**written.keywords(block_tables=None, seq_lens=None, max_seq_len=None))
         elif packed:
             if local_visible_lens is not None:
                 local_visible_lens = local_visible_lens.expand(len(seq_lens), -1)
@@ -228,13 +255,16 @@ def tsmla_decode(
     except Exception:
         _examined(tensors, options)  # raises if an argument is wrong, and says which
         raise
+    if chosen:
+        out, lse = chosen_keys.as_given(tokens_shape, out, lse)
     return (out, lse) if return_lse else out  # type: ignore[return-value]
 
 
 def _examined(tensors: tuple, options: tuple) -> Served:
     """Check everything about a call, and return what serves it.
 
-    launches: whether there is anything to launch, and a page that the kernel could be given. new_out, new_lse: make the
+    launches: whether there is anything to launch, and a page that the kernel could be given. has_lse: whether the kernel
+    writes an LSE. new_out, new_lse: make the
     results; those of packed tokens are made from the number of tokens.
     """
     call = written.given(DECODE, tensors, options)
@@ -250,7 +280,8 @@ def _examined(tensors: tuple, options: tuple) -> Served:
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
     wants_lse = call.return_lse or lse is not None
-    variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, row)
+    gathers = call.chosen
+    variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse or gathers, row, gathers)
     if packed:
         q_len = checks.integer(_OPERATOR, "max_q_len", call.max_q_len, 1, _LARGEST_INT)
     else:
@@ -263,7 +294,7 @@ def _examined(tensors: tuple, options: tuple) -> Served:
             f"{_OPERATOR}: {what} is {q_len} and query has {heads} heads; a request may have {_MOST_ROWS} rows (query "
             "tokens x heads) at most"
         )
-    if sizes["page_size"] not in PAGE_SIZES:
+    if not call.chosen and sizes["page_size"] not in PAGE_SIZES:
         accepted = checks.listed(PAGE_SIZES)
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {accepted}")
     check_options(call)
@@ -282,9 +313,12 @@ def _examined(tensors: tuple, options: tuple) -> Served:
             return lambda tokens: like.new_empty(tokens, *shape)
         return functools.partial(like.new_empty, batch, q_len, *shape)
 
-    numbers = {"lse_factor": 1.0 if call.lse_base == 2.0 else _LN_2, "q_len": q_len, "parts": parts}
+    numbers = {
+        "lse_factor": 1.0 if call.lse_base == 2.0 else _LN_2, "q_len": q_len, "parts": parts,
+        "entry_keys": 1 if call.chosen else sizes["page_size"],
+    }  # fmt: skip
     return written.served(
-        DECODE, variant, call, numbers, launches=parts > 0, workspace_bytes=workspace_bytes,
+        DECODE, variant, call, numbers, launches=parts > 0, workspace_bytes=workspace_bytes, has_lse=variant.lse,
         new_out=made(new_out, heads, LATENT_DIM), new_lse=made(new_lse, heads),
     )  # fmt: skip
 

@@ -84,7 +84,8 @@ def schema(operator: Operator, function: Callable[..., Any], not_read: Mapping[s
             kind += f"({next(aliases)}!)"
         always_made = argument is not None and argument.left_out is LeftOut.MADE and not argument.only_with
         if parameter.default is parameter.empty or isinstance(parameter.default, torch.dtype) or always_made:
-            required.append(f"{kind} {name}")
+            nullable = "?" if may_be_none and parameter.default is parameter.empty else ""
+            required.append(f"{kind}{nullable} {name}")
         else:
             optional.append(f"{kind}{'?' if may_be_none else ''} {name}={parameter.default}")
     optional += [f"Tensor? {name}=None" for names in _others(operator).values() for name in names]

@@ -3,9 +3,7 @@
 Keys lie in pages. Pages and tiles are whole *boxes* of BOX_KEYS keys. A lane keeps the page of one box, so that a warp
 knows the pages of a *window* of LANE_BOXES boxes.
 
-A list of indices instead of pages (sparse attention) would be another `KeySource` and nothing else: `capacity` is then
-the length of a list, a lane looks up the row of each key instead of the page of each box, an index of -1 is a key that
-does not exist, and what copies boxes (`paged.py`) gathers rows."""
+Keys that a table lists one by one, in any order: `listed.py`."""
 
 from __future__ import annotations
 
@@ -35,6 +33,11 @@ class KeySource(NamedTuple):
     table: cute.Tensor
     page_size: Int32
     pages: Int32
+
+    @property
+    def capacity(self) -> Int64:
+        """Keys of a request that the table has entries for."""
+        return Int64(self.table.shape[1]) * self.page_size
 
 
 class Wanted(NamedTuple):
@@ -75,8 +78,7 @@ def key_source(cache: cute.Tensor, table: cute.Tensor) -> KeySource:
 def visibility_in(source: KeySource, given) -> Visibility:
     """Collect, on the host, what rows see of these keys, as far as the table has entries. given: what the call's table
     lists, by name."""
-    capacity = Int64(source.table.shape[1]) * source.page_size
-    return visibility(given, given.query.shape[0] * given.query.shape[1], capacity)
+    return visibility(given, given.query.shape[0] * given.query.shape[1], source.capacity)
 
 
 def wanted_of(source: KeySource, segment, tile_boxes: int) -> Wanted:

@@ -13,7 +13,8 @@ from tsmla.identity.variant import DecodeVariant
 from ...decode.combine import launch_combine
 from ...entry import host_entry
 from ...parts.decode_line import Terms, on_the_line, terms_of
-from ...parts.keys.source import key_source, visibility_in
+from ...parts.keys.listed import ListedKeys, listed_keys
+from ...parts.keys.source import KeySource, key_source, visibility_in
 from ...parts.keys.visible import Visibility, varies
 from ...parts.partials import partials_of
 from ...parts.query import query_of, query_rows
@@ -48,7 +49,7 @@ class DecodeKernel:
         """Launch attention in the form that takes the call, and the combine. given: what the call's table lists, by
         name."""
         _, q_len, heads, _ = given.query.shape
-        view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
+        view = visibility_in(self._source(given), given)
         if const_expr(self.of_few_rows == ONE_CTA):
             self._launch(given, view, ONE_CTA)
         else:
@@ -63,7 +64,7 @@ class DecodeKernel:
         """Launch attention and combine. form: what takes the call; ONE_CTA becomes PAIR_OF_CTAS where the call's CTAs
         come in pairs."""
         heads = given.query.shape[2]
-        source = key_source(given.kv_cache, given.block_tables)
+        source = self._source(given)
         kept = const_expr(self.kernels[form].geometry.partial_rows)
         partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view, kept)
         terms = terms_of(self.deal, view, heads, given.parts, partials.slots)
@@ -89,6 +90,11 @@ class DecodeKernel:
                 if not paired:
                     self.kernels[form].launch(False, told, given)
         launch_combine(partials, given.out, results.lse, results.ending, given.stream, kept, in_chunks=True)
+
+    def _source(self, given) -> KeySource | ListedKeys:
+        if self.variant.gathers:
+            return listed_keys(given.kv_cache, given.block_tables, given.entry_keys)
+        return key_source(given.kv_cache, given.block_tables)
 
     def _comes_in_pairs(self, heads: Int32, terms: Terms) -> Boolean:
         """Whether CTAs with neighbouring numbers have row tiles of one query token, and so the same keys. With few

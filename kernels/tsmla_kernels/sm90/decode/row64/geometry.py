@@ -22,8 +22,9 @@ PATTERN_COLUMNS = 64
 """Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
 FOLDED_WORDS = 3
 """Numbers that a key's scale is folded to (`keys/scales.Folded`)."""
-REFERENCES_AT, ANCHORS_AT = 576, 832
-"""Bytes, behind the barriers, where the references of the rows lie, and the anchors of tasks (`parts/keys/scales`)."""
+REFERENCES_AT, ANCHORS_AT, THERE_AT = 576, 832, 848
+"""Bytes, behind the barriers, where the references of the rows lie, the anchors of tasks (`parts/keys/scales`), and
+which keys of each stage are there, where keys are gathered."""
 STAGED_HALF = 512
 """Bytes that a warp stages of eight rows of the result: 16 a lane."""
 STAGED_HALF_STRIDE = WARPGROUP // 32 * STAGED_HALF
@@ -57,7 +58,10 @@ class DecodeGeometry:
     that converts. A rope piece is copied to where it is multiplied.
 
     A pair of CTAs (`ctas`) has two row tiles that need the same keys: each converts half of the keys of a tile, which
-    come through registers, and copies the result to the other. Rope pieces are loaded by either."""
+    come through registers, and copies the result to the other. Rope pieces are loaded by either.
+
+    Where keys are gathered one by one (`gathers`), the warp that cleans hands every strip over, and tells which keys of
+    the tile are there."""
 
     tile_q: int
     tile_kv: int
@@ -67,6 +71,7 @@ class DecodeGeometry:
     row: RowFormat
     stored: RowFormat
     ctas: int = 1
+    gathers: bool = False
 
     @classmethod
     def of(cls, variant: DecodeVariant, ctas: int = 1) -> DecodeGeometry:
@@ -78,7 +83,7 @@ class DecodeGeometry:
         scale_stages = 0
         if row.apart:
             stages, scale_stages = 2, 4
-        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row, ctas)
+        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row, ctas, variant.gathers)
         geometry.check()
         return geometry
 

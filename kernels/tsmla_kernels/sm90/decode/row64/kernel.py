@@ -17,7 +17,7 @@ from tsmla.identity.arch import Deal
 
 from ....limits import TILE_ALIGNMENT, WARPGROUP
 from ....parts.decode_line import Terms
-from ....parts.keys.visible import Visibility, hides
+from ....parts.keys.visible import Visibility
 from ....parts.pipeline import Barriers
 from ....parts.precision import Probabilities, numeric
 from ....parts.query import Query
@@ -27,7 +27,6 @@ from .attend import Attending, attend
 from .geometry import LOAD_WARPS, PAIR, DecodeGeometry
 from .keys.stream import Keys
 from .keys.streams import stream_of
-from .load import Loading, load
 from .schedule import CLEAN_WARP, DEAL_WARP, DecodeSchedule
 from .storage import shared_of
 
@@ -104,11 +103,10 @@ class Row64Kernel:
             elif warp == CLEAN_WARP:
                 self.stream.clean(keys, shared, view, heads)
             elif const_expr(not paired) or warp == LOAD_WARPS[-1]:
-                boxes, tiles = self.stream.boxes(keys, shared), self.stream.tiles(keys, shared)
+                places = self.stream.places(keys, shared)
                 for loader in cutlass.range_constexpr(len(LOAD_WARPS)):
                     if warp == LOAD_WARPS[loader]:
-                        loading = Loading(query, boxes, tiles, keys.source, heads, hides(view), varying, loader)
-                        load(loading, shared, geometry)
+                        self.stream.load(loader, places, query, keys, shared, (view, heads, varying))
                 # The combine's CTAs may come now. Earlier, all would go where CTAs without work leave: to few SMs.
                 cute.arch.griddepcontrol_launch_dependents()
         elif warp >= 3 * WARPGROUP // 32:

@@ -72,7 +72,7 @@ def _load_task(
     lookup = look_up(wanted)
     if const_expr(loader == Q_LOADER):
         if task.tiles > 0:
-            _load_query(query, shared, geometry, task, heads)
+            load_query(query, shared, geometry, task, heads)
     for index in cutlass.range(task.tiles, unroll=1):
         lookup = follow(wanted, lookup, index * BOXES)
         count = task.first_count + index
@@ -124,7 +124,7 @@ def _copy_boxes(
 
 
 @cute.jit
-def _load_query(query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, heads: Divisor):
+def load_query(query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, heads: Divisor):
     """Load the rows of a task, and up to a whole tile rows that are zeros or copies of others."""
     tile = geometry.query_tile
     shared.edges.q.wait_empty(task.loads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ....limits import WARPGROUP, registers_at_launch
-from ....parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Party, Role, Warps
+from ....parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, LaneCopies, Party, Role, Warps
 from ..work.ring import DEALT_AT, TASK_RING, TASK_WORDS
 from .geometry import CONVERTERS, LOAD_WARPS, DecodeGeometry
 
@@ -28,6 +28,7 @@ class DecodeSchedule:
     | 16 bits | load | clean | deal | attend | none | none |
     | 8 bits | load | clean; bring keys' scales, if any | deal | attend | transpose values | none |
     | converted | load | nothing | deal | attend | convert, clean | convert, clean |
+    | gathered | gather | tell which keys are there | deal | attend | transpose values of 8 bits | none |
     | converted, CTAs in pairs | 3: load query, rope pieces | nothing | deal | attend | load, convert, clean | none |"""
 
     geometry: DecodeGeometry
@@ -56,11 +57,11 @@ class DecodeSchedule:
     @property
     def load(self) -> Role:
         warps = [warp for loader, warp in enumerate(LOAD_WARPS) if self.geometry.loaded_strips(loader)]
-        return Role("load", tuple(warps), self.load_registers)
+        return Role("gather_rows" if self.geometry.gathers else "load", tuple(warps), self.load_registers)
 
     @property
     def clean(self) -> Role:
-        return Role("clean", (CLEAN_WARP,), self.load_registers)
+        return Role("tell_rows" if self.geometry.gathers else "clean", (CLEAN_WARP,), self.load_registers)
 
     @property
     def deal(self) -> Role:
@@ -101,6 +102,9 @@ class DecodeSchedule:
         CTAs, `convert_for_both` loads, too, and fills `kv...` themselves; each of its warps also announces as many
         bytes of the other CTA's, and both CTAs empty a stage.
 
+        Where keys are gathered, lanes' copies complete on `landed...`, one for each strip. `clean` makes what they have
+        written visible to products, and fills `kv...`.
+
         `referenced` and `exchanged` have a stage for each two warps, one of either attending warpgroup, that hold the
         same rows. The one that scores a tile tells its references, and then hands over its probabilities. The other has
         read them when it tells those of the next tile. `dealt` are tasks. `scales` are what scores and sums need of the
@@ -123,6 +127,8 @@ class DecodeSchedule:
             filled_by: tuple[Party, ...] = (Copies(self.load),) if geometry.copied_with(strip) else ()
             if geometry.ctas > 1:
                 filled_by = (Warps(self.convert), *filled_by)
+            elif geometry.gathers:
+                filled_by = (Warps(self.clean),)
             elif not geometry.converts:
                 filled_by = (Either(Copies(self.load), Warps(self.clean)),)
             edges.append(EdgeSpec(name, filled_by, emptied_by, geometry.stages, size, read_by=converters))
@@ -132,7 +138,11 @@ class DecodeSchedule:
         tile_bytes, references, probabilities = (
             sum(geometry.edge_bytes), geometry.tile_q * 4 // WARPS, geometry.probabilities_bytes // WARPS
         )  # fmt: skip
-        if not geometry.converts:
+        if geometry.gathers:
+            lanes = (LaneCopies(self.load, loaders, "the warp that loads the strip"),)
+            for name, size in zip(self.landed_names, geometry.edge_bytes, strict=True):
+                edges.append(EdgeSpec(name, lanes, NOBODY, geometry.stages, size, read_by=(self.clean,)))
+        elif not geometry.converts:
             edges.append(EdgeSpec("landed", (each_strip,), NOBODY, geometry.stages, tile_bytes, read_by=(self.clean,)))
         edges += [
             EdgeSpec("referenced", scorer_of_rows, NOBODY, WARPS, references, read_by=(self.attend,)),
@@ -151,6 +161,11 @@ class DecodeSchedule:
     def kv_names(self) -> tuple[str, ...]:
         """Names of the strips' edges."""
         return tuple(f"kv{strip}" for strip in range(self.geometry.latent_strips))
+
+    @property
+    def landed_names(self) -> tuple[str, ...]:
+        """Names of the edges on which the copies of each strip complete, where keys are gathered."""
+        return tuple(f"landed{strip}" for strip in range(self.geometry.latent_strips)) if self.geometry.gathers else ()
 
     @property
     def ready_names(self) -> tuple[str, ...]:

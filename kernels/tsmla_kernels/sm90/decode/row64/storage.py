@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ....limits import WARPGROUP
 from ....parts.hopper.storage import BARRIER_BYTES
-from ....parts.pipeline import Barriers, Signals, TmaEdge, WarpEdge
+from ....parts.pipeline import Barriers, LaneCopiesEdge, Signals, TmaEdge, WarpEdge
 from ....parts.precision import numeric
 from ..work.ring import DEALT_AT, TASK_RING, TASK_WORDS
 from ..work.task import Dealt
@@ -22,6 +22,7 @@ from .geometry import (
     OUTPUTS,
     PATTERN_COLUMNS,
     REFERENCES_AT,
+    THERE_AT,
     DecodeGeometry,
 )
 from .pair_edge import PairEdge
@@ -71,7 +72,7 @@ class Exchange(NamedTuple):
     probabilities: that the attending warpgroups hand each other. staging: address where they stage results. references,
     row_sums: of rows, exchanged by these warpgroups. row_keys: which keys their rows see. folded: what is told of keys'
     scales, or None: for each word [2 keys, pairs of keys, stages]; the two words that scores need lie together in 16
-    bytes. anchors: of tasks."""
+    bytes. anchors: of tasks. there: where keys are gathered, which of a tile's are, a bit for each [2 words, stages]."""
 
     probabilities: cute.Tensor
     staging: Int32
@@ -80,6 +81,7 @@ class Exchange(NamedTuple):
     row_keys: cute.Tensor
     folded: tuple | None
     anchors: cute.Tensor
+    there: cute.Tensor
 
 
 class Edges(NamedTuple):
@@ -90,7 +92,7 @@ class Edges(NamedTuple):
     kv: tuple
     ready: tuple
     values: tuple
-    landed: Signals | None
+    landed: Signals | tuple | None
     referenced: Signals
     exchanged: Signals
     scales: WarpEdge | None
@@ -194,7 +196,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     kv_edges = tuple(barriers.edge(name, kv_edge) for name in schedule.kv_names)
     stored_dtype = numeric(geometry.stored.piece("latent").dtype)
     assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= ANCHORS_AT - geometry.tile_q * 4
-    assert ANCHORS_AT + TASK_RING * 4 <= BARRIER_BYTES
+    assert ANCHORS_AT + TASK_RING * 4 <= THERE_AT <= BARRIER_BYTES - geometry.stages * geometry.tile_kv // 8
     query = QueryPlaces(
         tile=(
             swizzled(BARRIER_BYTES, tile.layout("latent"), 0),
@@ -238,18 +240,25 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         if geometry.scaled
         else None,
         anchors=plain(ANCHORS_AT, cute.make_layout(TASK_RING), Float32),
+        there=plain(THERE_AT, cute.make_layout((geometry.tile_kv // 32, geometry.stages)), Int32),
     )
     edges = Edges(
         q=barriers.edge("q", TmaEdge),
         kv=kv_edges,
         ready=tuple(barriers.edge(name, WarpEdge) for name in schedule.ready_names) or kv_edges,
         values=tuple(barriers.edge(name, WarpEdge) for name in schedule.values_names) or kv_edges,
-        landed=None if geometry.converts else barriers.edge("landed", Signals),
+        landed=_landed(geometry, schedule, barriers),
         referenced=barriers.edge("referenced", Signals),
         exchanged=barriers.edge("exchanged", Signals),
         scales=barriers.edge("scales", WarpEdge) if geometry.scaled else None,
     )
     return Shared(query, keys, told, edges, Dealt(tasks, barriers.edge("dealt", WarpEdge)))
+
+
+def _landed(geometry: DecodeGeometry, schedule: DecodeSchedule, barriers: Barriers):
+    if geometry.gathers:
+        return tuple(barriers.edge(name, LaneCopiesEdge) for name in schedule.landed_names)
+    return None if geometry.converts else barriers.edge("landed", Signals)
 
 
 def box_shape(columns: int, rows: int) -> tuple[int, ...]:

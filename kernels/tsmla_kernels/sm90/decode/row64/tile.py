@@ -3,6 +3,8 @@ each other, and the value product. `attend.py` says in which order, and why."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import NamedTuple
 
 import cutlass
@@ -105,20 +107,27 @@ def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: c
     """
     if const_expr(state.scaling is not None):
         scales = _scales(state, index)  # while the product is on its way
+    there = None
+    if const_expr(state.geometry.gathers):
+        there = _there(state, index)
     warpgroup.wait_group(0)
     if const_expr(state.geometry.transposes):
+        if const_expr(there is not None):
+            cute.arch.sync_warp()  # all lanes have read it
         for edge in state.shared.edges.kv:
             edge.release(state.first_count + index)
     if const_expr(state.scaling is not None):
         _scale(state, scores, scales)
     first_key = (state.first_tile + index) * state.geometry.tile_kv
     is_border = state.all_keys.lacks(first_key, state.geometry.tile_kv)
+    if const_expr(there is not None):
+        is_border = is_border | (functools.reduce(operator.and_, there) != -1)
     is_first = Boolean(False)
     if const_expr(_supposes(state)):
         is_first = index == (1 if const_expr(follows) else 0)
     if is_border or is_first:
         if is_border:
-            _hide(state, scores, first_key)
+            _hide(state, scores, first_key, there)
         if is_first:
             if const_expr(follows):
                 follow(state, await_references(state, index - 1))
@@ -149,15 +158,25 @@ def _scale(state: DecodeState, scores: cute.Tensor, scales: cute.Tensor):
 
 
 @cute.jit
-def _hide(state: DecodeState, scores: cute.Tensor, first_key: Int32):
-    """Set scores of keys that a row may not see to -inf; `first_key` is the tile's first."""
+def _there(state: DecodeState, index: Int32) -> tuple[Int32, ...]:
+    """Which keys of tile `index` are there, a bit for each, where keys are gathered."""
+    told = state.shared.exchange.there[None, state.shared.edges.kv[0].stage(state.first_count + index)]
+    return tuple(told[word] for word in range(cute.size(told)))
+
+
+@cute.jit
+def _hide(state: DecodeState, scores: cute.Tensor, first_key: Int32, there: tuple | None):
+    """Set scores of keys that a row may not see, or that are not there, to -inf; `first_key` is the tile's first."""
     view = rows_columns(scores)
     for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
         position = state.place.coordinates[row, 0][0]
         keys = VisibleKeys(state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key)
         for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
             key = state.place.coordinates[row, column][1]
-            view[row, column] = Float32(select_(keys.holds(key), view[row, column], Float32(-Float32.inf)))
+            seen = keys.holds(key)
+            if const_expr(there is not None):
+                seen = seen & (there[column * QUAD // 32] >> (key & 31) & 1 != 0)
+            view[row, column] = Float32(select_(seen, view[row, column], Float32(-Float32.inf)))
 
 
 def _supposes(state: DecodeState) -> bool:

@@ -13,11 +13,13 @@ from cutlass.cute.nvgpu import cpasync
 from .....parts.division import Divisor
 from .....parts.keys.paged import boxes_view, partition
 from .....parts.keys.scales import RowScales
+from .....parts.keys.listed import ListedKeys
 from .....parts.keys.source import BOX_KEYS, KeySource
-from .....parts.keys.visible import Visibility
-from .....parts.query import Map
+from .....parts.keys.visible import Visibility, hides
+from .....parts.query import Map, Query
 from ..clean import clean
 from ..geometry import PATTERN_COLUMNS, DecodeGeometry
+from ..load import Loading, load
 from ..storage import Shared, box_layout, box_shape, layouts_of, stages_layout
 
 
@@ -30,19 +32,19 @@ class Copies(NamedTuple):
 
 class Keys(NamedTuple):
     """A call's keys as a kernel is told of them: tensor maps of latent pieces, of rope pieces and of scales that lie in
-    rows, if any do; where the keys lie; scales that lie apart; and the cache itself, where warps read it."""
+    rows, if any do (none at all where rows are gathered); where the keys lie; scales that lie apart; and the cache
+    itself, where warps read it."""
 
-    latent: Copies
-    rope: Copies
+    latent: Copies | None
+    rope: Copies | None
     scales_in_rows: Copies | None
-    source: KeySource
+    source: KeySource | ListedKeys
     scales: RowScales | None
     cache: cute.Tensor | None
 
     @property
     def copies(self) -> tuple[Copies, ...]:
-        pieces = (self.latent, self.rope)
-        return pieces if self.scales_in_rows is None else (*pieces, self.scales_in_rows)
+        return tuple(x for x in (self.latent, self.rope, self.scales_in_rows) if x is not None)
 
 
 class KeyStream:
@@ -72,6 +74,16 @@ class KeyStream:
                 for keys in (BOX_KEYS, self.geometry.tile_kv)
             )
         )
+
+    def places(self, keys: Keys, shared: Shared) -> tuple:
+        """What loading warps share: strips partitioned for copies of boxes, and of whole tiles."""
+        return self.boxes(keys, shared), self.tiles(keys, shared)
+
+    def load(self, loader: int, places: tuple, query: Query, keys: Keys, shared: Shared, called: tuple) -> None:
+        """The role of loading warp number `loader`. called: what rows see, heads, and whether requests differ in query
+        tokens."""
+        view, heads, varying = called
+        load(Loading(query, *places, keys.source, heads, hides(view), varying, loader), shared, self.geometry)
 
     def boxes(self, keys: Keys, shared: Shared) -> tuple:
         """Partition every strip for copies of BOX_KEYS keys: (copy atom, boxes by place in the page and page, shared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..geometry import PAIR, DecodeGeometry
 from .converted import ConvertedStream
+from .gathered import GatheredStream, GatheredTransposedStream
 from .paired import PairedStream
 from .scaled import ScaledStream
 from .stream import KeyStream
@@ -12,6 +13,8 @@ from .transposed import TransposedStream
 
 def stream_of(geometry: DecodeGeometry) -> KeyStream:
     """The stream of keys that a kernel of these sizes has."""
+    if geometry.gathers:
+        return GatheredTransposedStream(geometry) if geometry.transposes else GatheredStream(geometry)
     if geometry.ctas == PAIR:
         return PairedStream(geometry)
     if geometry.converts:

@@ -1,0 +1,147 @@
+"""Keys that are gathered one by one: where the row of each key lies, and the copies that bring rows.
+
+A table lists keys, or runs of a few keys, in any order; what it says may be anything. Rows come by copies of 16 bytes a
+lane (`cp.async`), which need neither a tensor map nor an order, and write zeros where there is no row."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, const_expr
+from cutlass.cutlass_dsl import select_
+
+from ..division import Divisor, divisor_of, quotient
+from ..ptx import copy_vector
+from .visible import MOST, Viewers, seen_by_any
+
+VECTOR = 16
+"""Bytes that a lane copies at a time."""
+NO_ROW = -1
+"""Offset of the row of a key that does not exist, or that nobody sees."""
+
+
+class ListedKeys(NamedTuple):
+    """Where a call's keys lie: key c of request b is number c % entry_keys of entry table[b, c // entry_keys], which
+    names the `entry_keys` slots of the cache from slot entry x entry_keys on. Slot s is row s % page_size of page
+    s // page_size. The cache has `entries` times as many slots; entries that are negative or not below that name no
+    key. Offsets of pages and rows are in bytes."""
+
+    table: cute.Tensor
+    entry_keys: Int32
+    entries: Int32
+    page_size: Divisor
+    page_bytes: Int64
+    row_bytes: Int64
+
+    @property
+    def capacity(self) -> Int64:
+        """Keys of a request that the table has entries for."""
+        return Int64(self.table.shape[1]) * self.entry_keys
+
+
+@cute.jit
+def listed_keys(cache: cute.Tensor, table: cute.Tensor, entry_keys: Int32) -> ListedKeys:
+    """The keys, on the host, that a table [requests, width] int32 lists of a cache [pages, page size, columns], whose
+    rows follow each other within a page."""
+    pages, page_size, columns = cache.shape
+    element_bytes = cache.element_type.width // 8
+    row_bytes = Int64(columns) * element_bytes
+    page_bytes = page_size * row_bytes
+    if pages > 1:
+        page_bytes = cache.stride[0] * element_bytes
+    slots = cutlass.min(Int64(pages) * page_size, Int64(MOST))
+    return ListedKeys(
+        table, entry_keys, Int32(slots // entry_keys), divisor_of(page_size), page_bytes, row_bytes
+    )  # fmt: skip
+
+
+@cute.jit
+def entry_of(keys: ListedKeys, viewers: Viewers, key: Int32) -> Int32:
+    """The table's entry for a key, negative where nobody sees the key."""
+    entry = Int32(NO_ROW)
+    if seen_by_any(viewers, key):
+        entry = keys.table[viewers.request, key >> _shift(keys)]
+    return entry
+
+
+def names_key(keys: ListedKeys, entry: Int32) -> Boolean:
+    """Whether the cache has the slots that an entry names."""
+    return (entry >= 0) & (entry < keys.entries)
+
+
+@cute.jit
+def row_offset(keys: ListedKeys, entry: Int32, key: Int32) -> Int64:
+    """The bytes from the start of the cache to the row of a key, whose entry this is; NO_ROW where there is none."""
+    known = Int32(select_(names_key(keys, entry), entry, Int32(0)))
+    slot = (known << _shift(keys)) + (key & (keys.entry_keys - 1))
+    page = quotient(slot, keys.page_size)
+    offset = Int64(page) * keys.page_bytes + Int64(slot - page * keys.page_size.value) * keys.row_bytes
+    return Int64(select_(names_key(keys, entry), offset, Int64(NO_ROW)))
+
+
+def _shift(keys: ListedKeys) -> Int32:
+    return cute.arch.popc(keys.entry_keys - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """A piece of rows that is gathered together, as lines of 16 to 128 bytes, and where these lie in shared memory.
+
+    first_byte: of a row. A row has `lines` lines of `line_bytes` bytes. In shared memory eight keys are a group: lines
+    of one number of its keys lie one behind the other, swizzled over the bytes of a line; behind them, those of the
+    next number."""
+
+    first_byte: int
+    line_bytes: int
+    lines: int
+
+    def __post_init__(self) -> None:
+        assert self.line_bytes in (VECTOR, 64, 128) and self.first_byte % VECTOR == 0, self
+        assert self.lines == 1 or self.line_bytes > VECTOR, self
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that copy a line together."""
+        return self.line_bytes // VECTOR
+
+    @property
+    def keys(self) -> int:
+        """Keys whose lines a warp copies together."""
+        return 32 // self.lanes
+
+    @property
+    def group_bytes(self) -> int:
+        return 8 * self.line_bytes * self.lines
+
+    def place(self, first_key: int, lane: Int32) -> Int32:
+        """Where this lane's vector of line 0 goes, of the `keys` keys from `first_key` on."""
+        key, vector = first_key + lane // self.lanes, lane % self.lanes
+        turned = vector ^ (key * self.line_bytes >> 7) % self.lanes if self.lanes > 1 else vector
+        return key // 8 * self.group_bytes + key % 8 * self.line_bytes + turned * VECTOR
+
+
+@cute.jit
+def gather(base: Int64, rows: tuple, lines: cutlass.Constexpr[Lines], target: Int32, at_once: cutlass.Constexpr[int]):
+    """Start copying a piece of the rows of a tile, by a warp. base: address of the cache. rows: offsets of the rows of
+    32 keys each, one in each lane. Lines go to shared memory from `target` on; where there is no row, zeros do. at_once:
+    steps of the loop that stand in the code one behind the other."""
+    lane = cute.arch.lane_idx()
+    for half in cutlass.range_constexpr(len(rows)):
+        for step in cutlass.range(32 // lines.keys, unroll=at_once):
+            first = step * lines.keys
+            row = _of_lane(rows[half], first + lane // lines.lanes)
+            size = Int32(select_(row < 0, Int32(0), Int32(VECTOR)))
+            source = base + Int64(select_(row < 0, Int64(0), row)) + (lane % lines.lanes) * VECTOR
+            place = target + lines.place(32 * half + first, lane)
+            for line in cutlass.range_constexpr(lines.lines):
+                offset = const_expr(lines.first_byte + line * lines.line_bytes)
+                copy_vector(place, const_expr(8 * line * lines.line_bytes), source, offset, size)
+
+
+def _of_lane(number: Int64, lane: Int32) -> Int64:
+    """The number that another lane has."""
+    low, high = (cute.arch.shuffle_sync(half, lane) for half in (Int32(number), Int32(number >> 32)))
+    return (Int64(high) << 32) | (Int64(low) & 0xFFFFFFFF)

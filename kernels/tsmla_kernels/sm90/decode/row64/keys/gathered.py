@@ -1,0 +1,132 @@
+"""The streams of rows that are gathered one by one: loading warps copy 16 bytes a lane, and one warp hands strips over.
+
+Copies by lanes write as plain stores do, which products do not see by themselves: the warp that hands over waits for
+them, makes them visible (a proxy fence; any warp may run it), and tells the other warps which keys are there. So the
+loading warps never wait for what they have asked for."""
+
+from __future__ import annotations
+
+import functools
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from .....parts.division import Divisor
+from .....parts.keys.listed import Lines, ListedKeys, entry_of, gather, names_key, row_offset
+from .....parts.keys.visible import Viewers, Visibility, viewers_of
+from .....parts.query import Query
+from ...work.task import Task, for_each_task
+from ..geometry import PATTERN_COLUMNS, TILE_KV, DecodeGeometry
+from ..load import Q_LOADER, load_query
+from ..storage import Shared
+from .stream import Keys, KeyStream
+from .transposed import TransposedStream
+
+HALVES = TILE_KV // 32
+"""Keys of a tile that a lane looks up."""
+AT_ONCE = 2
+"""Steps of a strip's loop that stand in the code one behind the other."""
+
+
+class GatheredStream(KeyStream):
+    """The stream of 16-bit rows that are gathered."""
+
+    def keys(self, given, source: ListedKeys) -> Keys:
+        return Keys(None, None, None, source, None, given.kv_cache)
+
+    def places(self, keys: Keys, shared: Shared) -> None:
+        """Nothing: copies by lanes need no partitioned tensors."""
+
+    def load(self, loader: int, places: None, query: Query, keys: Keys, shared: Shared, called: tuple) -> None:
+        view, heads, _ = called
+        gather_rows(query, keys, shared, self.geometry, view, heads, loader)
+
+    def clean(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
+        tell_rows(keys.source, shared, self.geometry, view, heads)
+
+
+class GatheredTransposedStream(GatheredStream, TransposedStream):
+    """The stream of 8-bit rows without scales that are gathered."""
+
+
+def lines_of(geometry: DecodeGeometry, strip: int) -> Lines:
+    """What a strip is, as a piece of rows."""
+    element_bytes = geometry.strip_dtypes[strip].bits // 8
+    line, rest = divmod(geometry.strips[strip], PATTERN_COLUMNS)
+    assert rest == 0, geometry
+    return Lines(geometry.first_columns[strip] * element_bytes, PATTERN_COLUMNS * element_bytes, line)
+
+
+@cute.jit
+def gather_rows(
+    query: Query, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
+    heads: Divisor, loader: cutlass.Constexpr[int],
+) -> None:  # fmt: skip
+    """Gather the strips that a loading warp has of every tile; one loads the query, too."""
+    act = functools.partial(_gather_task, query, keys, shared, geometry, view, heads, loader)
+    for_each_task(shared.dealt, act, Int32(0))
+
+
+@cute.jit
+def _gather_task(
+    query: Query, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
+    heads: Divisor, loader: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
+) -> Int32:  # fmt: skip
+    """Gather a task's keys. Entries of the table are read a tile ahead."""
+    viewers, base = viewers_of(view, task, heads), keys.cache.iterator.toint()
+    first_key = task.first_tile * TILE_KV + cute.arch.lane_idx()
+    ahead = _entries(keys.source, viewers, first_key)
+    if loader == Q_LOADER:
+        if task.tiles > 0:
+            load_query(query, shared, geometry, task, heads)
+    for index in cutlass.range(task.tiles, unroll=1):
+        count, key = task.first_count + index, first_key + index * TILE_KV
+        rows = tuple(row_offset(keys.source, ahead[half], key + 32 * half) for half in range(HALVES))
+        ahead = _entries(keys.source, viewers, key + TILE_KV)
+        for strip in geometry.loaded_strips(loader):
+            edge = shared.edges.kv[strip]
+            edge.wait_empty(count)
+            for piece in geometry.copied_with(strip):
+                target = shared.keys.loaded[piece] + edge.stage(count) * geometry.strip_bytes[piece]
+                gather(base, rows, lines_of(geometry, piece), target, AT_ONCE)
+            shared.edges.landed[strip].arrive_behind_copies(count)
+    return kept
+
+
+@cute.jit
+def tell_rows(
+    source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility, heads: Divisor
+) -> None:
+    """Tell of every tile which keys are there, and hand its strips over as they land."""
+    for_each_task(shared.dealt, functools.partial(_tell_task, source, shared, geometry, view, heads), Int32(0))
+
+
+@cute.jit
+def _tell_task(
+    source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility, heads: Divisor,
+    number: Int32, task: Task, kept: Int32,
+) -> Int32:  # fmt: skip
+    viewers = viewers_of(view, task, heads)
+    first_key = task.first_tile * TILE_KV + cute.arch.lane_idx()
+    ahead = _entries(source, viewers, first_key)
+    for index in cutlass.range(task.tiles, unroll=1):
+        count = task.first_count + index
+        there = tuple(cute.arch.vote_ballot_sync(names_key(source, ahead[half])) for half in range(HALVES))
+        ahead = _entries(source, viewers, first_key + (index + 1) * TILE_KV)
+        for strip in cutlass.range_constexpr(geometry.latent_strips):
+            shared.edges.landed[strip].wait_full(count)
+            if strip == 0:  # whoever read what is told of the tile before has left its first strip
+                if cute.arch.lane_idx() == 0:
+                    for half in cutlass.range_constexpr(HALVES):
+                        shared.exchange.there[half, shared.edges.kv[0].stage(count)] = there[half]
+            cute.arch.fence_view_async_shared()
+            cute.arch.sync_warp()
+            shared.edges.kv[strip].hand_over(count)
+    return kept
+
+
+@cute.jit
+def _entries(source: ListedKeys, viewers: Viewers, key: Int32) -> tuple[Int32, Int32]:
+    """The entries of this lane's keys of a tile; `key` is the first of them."""
+    return entry_of(source, viewers, key), entry_of(source, viewers, key + 32)

@@ -1,0 +1,107 @@
+"""Calls of tsmla_decode whose query tokens choose their keys, and the same attention as requests of one token each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+import tsmla
+from decode_reference import LATENT, ROPE, Problem, Sight, judge, workspace
+
+OUTSIDE = (-1, -(2**31), 2**31 - 1)
+"""Indices that name no key, whatever the cache; its number of slots is another."""
+
+
+@dataclasses.dataclass
+class Chosen:
+    """One call. `alone` is the same attention over each token's own rows, which `judge` knows how to compute."""
+
+    alone: Problem
+    kv_cache: torch.Tensor
+    query: torch.Tensor
+    indices: torch.Tensor
+    topk_length: torch.Tensor | None
+
+    def arguments(self, **changes: Any) -> dict[str, Any]:
+        tokens, _, heads, _ = self.alone.query.shape
+        shape = self.query.shape[:-1]
+        needed = tsmla.decode_workspace_size(tokens, 1, heads, max(1, self.indices.shape[-1]))
+        return {
+            "query": self.query,
+            "kv_cache": self.kv_cache,
+            "workspace_buffer": workspace(needed),
+            "kv_lora_rank": LATENT,
+            "qk_rope_head_dim": ROPE,
+            "block_tables": None,
+            "seq_lens": None,
+            "max_seq_len": None,
+            "softmax_scale": self.alone.softmax_scale,
+            "output_scale": self.alone.output_scale,
+            "out": torch.full((*shape, LATENT), math.nan, dtype=self.alone.out_dtype, device="cuda"),
+            "lse": torch.full(shape, math.nan, device="cuda"),
+            "return_lse": True,
+            "sinks": self.alone.sinks,
+            "lse_includes_sink": self.alone.lse_includes_sink,
+            "indices": self.indices,
+            "topk_length": self.topk_length,
+            **changes,
+        }
+
+
+def make_chosen(
+    shape: tuple[int, ...],
+    heads: int,
+    top_k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    pages: int = 12,
+    page_size: int = 64,
+    page_gap: int = 1,
+    outside: float = 0.2,
+    lengths: list[int] | None = None,
+    indices: torch.Tensor | None = None,
+    **fields: Any,
+) -> Chosen:
+    """Random lists of slots for query tokens of this shape, of which a share is outside of the cache; rows that nobody
+    chooses, and the gaps between pages, are NaN.
+
+    lengths: of each token's list; without, lists count whole.
+    """
+    tokens, slots = math.prod(shape), pages * page_size
+    if indices is None:
+        indices = torch.randint(0, slots, (tokens, top_k))
+        strays = torch.tensor([*OUTSIDE, slots, slots + page_size])
+        stray = strays[torch.randint(0, len(strays), indices.shape)]
+        indices = torch.where(torch.rand(indices.shape) < outside, stray, indices)
+    counted = torch.arange(top_k) < torch.tensor([top_k] * tokens if lengths is None else lengths)[:, None]
+    counts = counted & (indices >= 0) & (indices < slots)
+    pool = torch.full((pages, page_size + page_gap, LATENT + ROPE), math.nan).to(dtype)
+    used = torch.unique(indices[counts])
+    pool[used // page_size, used % page_size] = torch.randn(len(used), LATENT + ROPE).to(dtype)
+    pool = pool.to("cuda")
+    cache = pool[:, :page_size]
+    rows = []
+    for own, count in zip(indices, counts, strict=True):
+        found = own[count].to("cuda")
+        rows.append(cache[found // page_size, found % page_size])
+    query = torch.randn(tokens, 1, heads, LATENT + ROPE, device="cuda").to(dtype)
+    alone = Problem(
+        query, rows, cache, indices, [len(own) for own in rows], sight=Sight(causal=False), **fields
+    )  # fmt: skip
+    given = None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device="cuda").view(shape)
+    return Chosen(
+        alone, cache, query.view(*shape, heads, -1), indices.to(torch.int32).to("cuda").view(*shape, top_k), given
+    )  # fmt: skip
+
+
+def check_chosen(chosen: Chosen, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Call the operator and judge what it gives."""
+    arguments = chosen.arguments(**changes)
+    out, lse = tsmla.tsmla_decode(**arguments)
+    torch.cuda.synchronize()
+    assert out.shape == arguments["out"].shape and lse.shape == arguments["lse"].shape
+    tokens = len(chosen.alone.query)
+    judge(chosen.alone, out.view(tokens, 1, *out.shape[-2:]), lse.view(tokens, 1, -1))
+    return out, lse

@@ -1,0 +1,74 @@
+"""tsmla_decode of chosen keys (sparse attention) in emulation against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import tsmla
+from chosen_reference import OUTSIDE, check_chosen, make_chosen
+from emulated_archs import SMS
+from tsmla.identity.arch import Arch
+from tsmla.operators.checks import TORCH_DTYPES
+
+KERNELS = [arch.value for arch in Arch if arch.facts.gathered_dtypes and arch.facts.ships]
+DTYPES = [torch_dtype for torch_dtype, ours in TORCH_DTYPES.items() if ours in Arch.SM90A.facts.gathered_dtypes]
+
+pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
+
+CASES = {
+    "a list that ends in a tile": ((2, 1), 16, 150, {}),
+    "one key": ((3,), 8, 1, {"outside": 0.0}),
+    "lists of their own lengths": ((5,), 16, 130, {"lengths": [0, 1, 63, 64, 130]}),
+    "a length beyond the list, and one below 0": ((2,), 16, 70, {"lengths": [100, -3]}),
+    "several tokens of a request": ((2, 3), 24, 96, {"lengths": [5, 96, 0, 33, 64, 65]}),
+    "a row tile and a row": ((1, 1), 65, 128, {}),
+    "128 heads": ((2, 1), 128, 70, {}),
+    "pages of 69 keys": ((2,), 16, 200, {"page_size": 69}),
+    "pages of one key, without gaps": ((2,), 16, 100, {"pages": 333, "page_size": 1, "page_gap": 0}),
+    "a long list": ((1,), 16, 1500, {}),
+    "nearly all outside": ((3,), 16, 192, {"outside": 0.97}),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_against_float64(gpu, case):
+    shape, heads, top_k, more = case
+    check_chosen(make_chosen(shape, heads, top_k, output_scale=0.5, **more))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(gpu, dtype):
+    check_chosen(make_chosen((3,), 16, 200, dtype, lengths=[200, 64, 3]))
+    check_chosen(make_chosen((1, 2), 80, 330, dtype))
+
+
+def test_indices_outside_of_the_cache_anywhere(gpu):
+    """In front, in the middle and everywhere; for whole tiles too."""
+    indices = torch.randint(0, 700, (5, 256))
+    indices[0, :70] = OUTSIDE[0]
+    indices[1, 64:200] = OUTSIDE[2]
+    indices[2] = OUTSIDE[1]
+    indices[3, 1:] = 12 * 64
+    indices[4, :-1] = 2**31 - 2
+    check_chosen(make_chosen((5,), 16, 256, indices=indices))
+
+
+def test_a_key_chosen_many_times(gpu):
+    check_chosen(make_chosen((2,), 16, 300, indices=torch.full((2, 300), 77)))
+
+
+def test_sinks(gpu):
+    sinks = torch.randn(16, device="cuda")
+    check_chosen(make_chosen((3,), 16, 100, lengths=[0, 1, 100], sinks=sinks, lse_includes_sink=True))
+
+
+def test_batch_invariance(gpu):
+    chosen = make_chosen((4,), 16, 500)
+    out, lse = check_chosen(chosen, batch_invariant=True)
+    for token in range(4):
+        own = slice(token, token + 1)
+        alone = chosen.arguments(
+            query=chosen.query[own], indices=chosen.indices[own], out=None, lse=None, batch_invariant=True
+        )
+        one, its_lse = tsmla.tsmla_decode(**alone)
+        assert torch.equal(one, out[own]) and torch.equal(its_lse, lse[own])
