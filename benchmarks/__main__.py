@@ -17,6 +17,7 @@ COMMANDS = {
     "prefill-pieces": "bench_prefill_pieces",
     "decode": "bench_decode",
     "decode-rows": "bench_decode_rows",
+    "decode-chosen": "bench_decode_chosen",
     "pack": "bench_pack",
     "cache": "bench_cache",
     "cold-start": "cold_start",

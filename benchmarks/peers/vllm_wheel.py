@@ -95,30 +95,59 @@ def flash_mla(case: DecodeCase) -> Launch | None:
 
 
 def flash_mla_sparse(case: DecodeCase) -> Launch | None:
-    """Return a launch of FlashMLA's decode of chosen keys of "fp8_ds_mla" rows, which are all of them here.
-
-    It takes 64 or 128 heads: fewer are filled up, as vLLM's FLASHMLA_SPARSE does.
-    """
+    """Return a launch of FlashMLA's decode of chosen keys of "fp8_ds_mla" rows, which are all of them here."""
     query = _one_piece(case)
     if query is None or case.kv_cache.shape[-1] != 656 or case.cum_seq_lens_q is not None or case.keys % 128:
         return None
-    heads = 64 if case.heads <= 64 else 128
-    filled = torch.zeros(*query.shape[:2], heads, query.shape[-1], dtype=query.dtype, device="cuda")
-    filled[:, :, : case.heads] = query
     position = torch.arange(case.keys, device="cuda", dtype=torch.int32)
     slots = case.block_tables[:, position // PAGE] * PAGE + position % PAGE
     indices = slots[:, None].expand(-1, case.q_len, -1).contiguous()
+    return _flash_mla_chosen(query, case.kv_cache, indices, case.scale)
+
+
+def flash_mla_chosen(query: torch.Tensor, cache: torch.Tensor, indices: torch.Tensor, scale: float) -> Launch:
+    """Return a launch of FlashMLA's decode of chosen keys: query [tokens, heads, 576], a cache of "fp8_ds_mla" rows,
+    indices [tokens, top_k]."""
+    launch = _flash_mla_chosen(query[:, None], cache, indices[:, None], scale)
+    return lambda: launch().squeeze(1)
+
+
+def _flash_mla_chosen(query: torch.Tensor, cache: torch.Tensor, indices: torch.Tensor, scale: float) -> Launch:
+    """Launch what takes 64 or 128 heads: fewer are filled up, as vLLM's FLASHMLA_SPARSE does."""
+    own = query.shape[2]
+    heads = 64 if own <= 64 else 128
+    filled = torch.zeros(*query.shape[:2], heads, query.shape[-1], dtype=query.dtype, device="cuda")
+    filled[:, :, :own] = query
     out = torch.empty(*query.shape[:2], heads, LATENT, dtype=query.dtype, device="cuda")
     plan: list[torch.Tensor | None] = [None, None]
     absent = (None, None, None)
 
     def launch() -> torch.Tensor:
         result, _, *plan[:] = _operators("_flashmla_C").sparse_decode_fwd(
-            filled, case.kv_cache.unsqueeze(-2), indices, None, None, *plan, *absent, LATENT, case.scale, out
+            filled, cache.unsqueeze(-2), indices, None, None, *plan, *absent, LATENT, scale, out
         )
-        return result[:, :, : case.heads]
+        return result[:, :, :own]
 
     return launch
+
+
+def fa3_chosen(query: torch.Tensor, cache: torch.Tensor, indices: torch.Tensor, scale: float) -> Launch:
+    """Return a launch of FlashAttention-3's decode of latent values whose pages are single keys, vLLM's
+    FLASH_ATTN_MLA_SPARSE: query [tokens, heads, 576], a bf16 cache, indices [tokens, top_k]."""
+    tokens, heads, _ = query.shape
+    top_k = indices.shape[-1]
+    ends = torch.arange(tokens + 1, device="cuda", dtype=torch.int32)
+    lengths = torch.full((tokens,), top_k, device="cuda", dtype=torch.int32)
+    rows = cache.view(-1, 1, 1, LATENT + ROPE)
+    plan = _operators("_vllm_fa3_C").get_scheduler_metadata(
+        tokens, 1, top_k, heads, 1, ROPE, LATENT, query.dtype, lengths, ends,
+        None, None, None, None, 1, 0, False, -1, -1, False, SPLITS, None, 0,
+    )  # fmt: skip
+    out = torch.empty(tokens, heads, LATENT, dtype=query.dtype, device="cuda")
+    return lambda: _fa3(
+        query[..., LATENT:], rows[..., LATENT:], rows[..., :LATENT], out, scale, causal=False, ends_q=ends, most_q=1,
+        latent_query=query[..., :LATENT], seq_lens=lengths, most_kv=top_k, pages=indices, plan=plan, splits=SPLITS,
+    )  # fmt: skip
 
 
 def flash_mla_fp8(case: DecodeCase) -> Launch | None:
