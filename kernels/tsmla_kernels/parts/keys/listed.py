@@ -20,21 +20,21 @@ from .visible import MOST, Viewers, seen_by_any
 VECTOR = 16
 """Bytes that a lane copies at a time."""
 NO_ROW = -1
-"""Offset of the row of a key that does not exist, or that nobody sees."""
+"""Place of the row of a key that does not exist, or that nobody sees."""
 
 
 class ListedKeys(NamedTuple):
     """Where a call's keys lie: key c of request b is number c % entry_keys of entry table[b, c // entry_keys], which
     names the `entry_keys` slots of the cache from slot entry x entry_keys on. Slot s is row s % page_size of page
     s // page_size. The cache has `entries` times as many slots; entries that are negative or not below that name no
-    key. Offsets of pages and rows are in bytes."""
+    key. page_vectors, row_vectors: from one page, or row, to the next, in vectors of 16 bytes."""
 
     table: cute.Tensor
     entry_keys: Int32
     entries: Int32
     page_size: Divisor
-    page_bytes: Int64
-    row_bytes: Int64
+    page_vectors: Int32
+    row_vectors: Int32
 
     @property
     def capacity(self) -> Int64:
@@ -47,14 +47,14 @@ def listed_keys(cache: cute.Tensor, table: cute.Tensor, entry_keys: Int32) -> Li
     """The keys, on the host, that a table [requests, width] int32 lists of a cache [pages, page size, columns], whose
     rows follow each other within a page."""
     pages, page_size, columns = cache.shape
-    element_bytes = cache.element_type.width // 8
-    row_bytes = Int64(columns) * element_bytes
-    page_bytes = page_size * row_bytes
+    vector = VECTOR * 8 // cache.element_type.width
+    row_vectors = columns // vector
+    page_vectors = Int64(page_size) * row_vectors
     if pages > 1:
-        page_bytes = cache.stride[0] * element_bytes
+        page_vectors = cache.stride[0] // vector
     slots = cutlass.min(Int64(pages) * page_size, Int64(MOST))
     return ListedKeys(
-        table, entry_keys, Int32(slots // entry_keys), divisor_of(page_size), page_bytes, row_bytes
+        table, entry_keys, Int32(slots // entry_keys), divisor_of(page_size), Int32(page_vectors), Int32(row_vectors)
     )  # fmt: skip
 
 
@@ -73,13 +73,14 @@ def names_key(keys: ListedKeys, entry: Int32) -> Boolean:
 
 
 @cute.jit
-def row_offset(keys: ListedKeys, entry: Int32, key: Int32) -> Int64:
-    """The bytes from the start of the cache to the row of a key, whose entry this is; NO_ROW where there is none."""
+def row_of(keys: ListedKeys, entry: Int32, key: Int32) -> Int32:
+    """The vectors of 16 bytes from the start of the cache to the row of a key, whose entry this is; NO_ROW where there
+    is none."""
     known = Int32(select_(names_key(keys, entry), entry, Int32(0)))
     slot = (known << _shift(keys)) + (key & (keys.entry_keys - 1))
     page = quotient(slot, keys.page_size)
-    offset = Int64(page) * keys.page_bytes + Int64(slot - page * keys.page_size.value) * keys.row_bytes
-    return Int64(select_(names_key(keys, entry), offset, Int64(NO_ROW)))
+    place = page * keys.page_vectors + (slot - page * keys.page_size.value) * keys.row_vectors
+    return Int32(select_(names_key(keys, entry), place, Int32(NO_ROW)))
 
 
 def _shift(keys: ListedKeys) -> Int32:
@@ -124,24 +125,20 @@ class Lines:
 
 
 @cute.jit
-def gather(base: Int64, rows: tuple, lines: cutlass.Constexpr[Lines], target: Int32, at_once: cutlass.Constexpr[int]):
-    """Start copying a piece of the rows of a tile, by a warp. base: address of the cache. rows: offsets of the rows of
-    32 keys each, one in each lane. Lines go to shared memory from `target` on; where there is no row, zeros do. at_once:
-    steps of the loop that stand in the code one behind the other."""
+def gather(
+    base: Int64, row: Int32, lines: cutlass.Constexpr[Lines], target: Int32, first_key: Int32, keys: cutlass.Constexpr[int]
+) -> None:
+    """Start copying a piece of up to 32 rows, by a warp. base: address of the cache. row: where the row of key
+    `first_key` of the tile and the lane's number lies, in the first `keys` lanes. Lines go to shared memory, where those
+    of the tile begin at `target`; where there is no row, zeros do."""
     lane = cute.arch.lane_idx()
-    for half in cutlass.range_constexpr(len(rows)):
-        for step in cutlass.range(32 // lines.keys, unroll=at_once):
-            first = step * lines.keys
-            row = _of_lane(rows[half], first + lane // lines.lanes)
-            size = Int32(select_(row < 0, Int32(0), Int32(VECTOR)))
-            source = base + Int64(select_(row < 0, Int64(0), row)) + (lane % lines.lanes) * VECTOR
-            place = target + lines.place(32 * half + first, lane)
-            for line in cutlass.range_constexpr(lines.lines):
-                offset = const_expr(lines.first_byte + line * lines.line_bytes)
-                copy_vector(place, const_expr(8 * line * lines.line_bytes), source, offset, size)
-
-
-def _of_lane(number: Int64, lane: Int32) -> Int64:
-    """The number that another lane has."""
-    low, high = (cute.arch.shuffle_sync(half, lane) for half in (Int32(number), Int32(number >> 32)))
-    return (Int64(high) << 32) | (Int64(low) & 0xFFFFFFFF)
+    own = base + (lane % lines.lanes) * VECTOR
+    for step in cutlass.range_constexpr(keys // lines.keys):
+        first = step * lines.keys
+        found = cute.arch.shuffle_sync(row, first + lane // lines.lanes)
+        size = Int32(select_(found < 0, Int32(0), Int32(VECTOR)))
+        source = own + Int64(cutlass.max(found, 0)) * VECTOR
+        place = target + lines.place(first_key + first, lane)
+        for line in cutlass.range_constexpr(lines.lines):
+            offset = const_expr(lines.first_byte + line * lines.line_bytes)
+            copy_vector(place, const_expr(8 * line * lines.line_bytes), source, offset, size)

@@ -28,7 +28,8 @@ class DecodeSchedule:
     | 16 bits | load | clean | deal | attend | none | none |
     | 8 bits | load | clean; bring keys' scales, if any | deal | attend | transpose values | none |
     | converted | load | nothing | deal | attend | convert, clean | convert, clean |
-    | gathered | gather | tell which keys are there | deal | attend | transpose values of 8 bits | none |
+    | gathered, 16 bits | 3: load query | tell which keys are there | deal | attend | gather | none |
+    | gathered, 8 bits | gather | tell which keys are there | deal | attend | transpose values | none |
     | converted, CTAs in pairs | 3: load query, rope pieces | nothing | deal | attend | load, convert, clean | none |"""
 
     geometry: DecodeGeometry
@@ -39,7 +40,9 @@ class DecodeSchedule:
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
-        if geometry.transposes:
+        if geometry.gathers and not geometry.transposes:
+            schedule = cls(geometry, 32, 216, 48, 1)
+        elif geometry.transposes:
             schedule = cls(geometry, 32, 224, 32, 1)
         elif geometry.ctas > 1:
             schedule = cls(geometry, 32, 192, 96, 1)
@@ -56,8 +59,17 @@ class DecodeSchedule:
 
     @property
     def load(self) -> Role:
+        if self.geometry.gathers and not self.geometry.transposes:
+            return Role("load_queries", LOAD_WARPS[-1:], self.load_registers)
         warps = [warp for loader, warp in enumerate(LOAD_WARPS) if self.geometry.loaded_strips(loader)]
         return Role("gather_rows" if self.geometry.gathers else "load", tuple(warps), self.load_registers)
+
+    @property
+    def gather(self) -> Role:
+        """Who gathers rows, if anybody does."""
+        if self.geometry.transposes:
+            return self.load
+        return Role("gather_rows", self._helpers, self.helper_registers)
 
     @property
     def clean(self) -> Role:
@@ -87,8 +99,8 @@ class DecodeSchedule:
     def roles(self) -> tuple[Role, ...]:
         if self.geometry.converts:
             return (self.load, self.deal, self.attend, self.convert)
-        transpose = (self.transpose,) if self.geometry.transposes else ()
-        return (self.load, self.clean, self.deal, self.attend, *transpose)
+        others = (self.transpose,) if self.geometry.transposes else (self.gather,) if self.geometry.gathers else ()
+        return (self.load, self.clean, self.deal, self.attend, *others)
 
     @property
     def edges(self) -> EdgeTable:
@@ -139,7 +151,7 @@ class DecodeSchedule:
             sum(geometry.edge_bytes), geometry.tile_q * 4 // WARPS, geometry.probabilities_bytes // WARPS
         )  # fmt: skip
         if geometry.gathers:
-            lanes = (LaneCopies(self.load, loaders, "the warp that loads the strip"),)
+            lanes = (LaneCopies(self.gather, loaders, "the warp that loads the strip" if loaders > 1 else ""),)
             for name, size in zip(self.landed_names, geometry.edge_bytes, strict=True):
                 edges.append(EdgeSpec(name, lanes, NOBODY, geometry.stages, size, read_by=(self.clean,)))
         elif not geometry.converts:

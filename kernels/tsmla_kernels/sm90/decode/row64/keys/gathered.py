@@ -1,8 +1,8 @@
-"""The streams of rows that are gathered one by one: loading warps copy 16 bytes a lane, and one warp hands strips over.
+"""The streams of rows that are gathered one by one: warps copy 16 bytes a lane, and one warp hands strips over.
 
 Copies by lanes write as plain stores do, which products do not see by themselves: the warp that hands over waits for
-them, makes them visible (a proxy fence; any warp may run it), and tells the other warps which keys are there. So the
-loading warps never wait for what they have asked for."""
+them, makes them visible (a proxy fence; any warp may run it), and tells the other warps which keys are there. Those that
+gather never wait for what they have asked for."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import functools
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, const_expr
 
+from .....limits import WARPGROUP
 from .....parts.division import Divisor
-from .....parts.keys.listed import Lines, ListedKeys, entry_of, gather, names_key, row_offset
+from .....parts.keys.listed import Lines, ListedKeys, entry_of, gather, names_key, row_of
 from .....parts.keys.visible import Viewers, Visibility, viewers_of
 from .....parts.query import Query
 from ...work.task import Task, for_each_task
@@ -21,16 +22,16 @@ from ..geometry import PATTERN_COLUMNS, TILE_KV, DecodeGeometry
 from ..load import Q_LOADER, load_query
 from ..storage import Shared
 from .stream import Keys, KeyStream
-from .transposed import TransposedStream
+from .transposed import transpose_values
 
+WARPS = WARPGROUP // 32
 HALVES = TILE_KV // 32
 """Keys of a tile that a lane looks up."""
-AT_ONCE = 2
-"""Steps of a strip's loop that stand in the code one behind the other."""
 
 
 class GatheredStream(KeyStream):
-    """The stream of 16-bit rows that are gathered."""
+    """The stream of 16-bit rows that are gathered. A warpgroup of its own does that, each warp a quarter of the keys:
+    two warps would take as long for a strip as its copies are under way."""
 
     def keys(self, given, source: ListedKeys) -> Keys:
         return Keys(None, None, None, source, None, given.kv_cache)
@@ -39,15 +40,27 @@ class GatheredStream(KeyStream):
         """Nothing: copies by lanes need no partitioned tensors."""
 
     def load(self, loader: int, places: None, query: Query, keys: Keys, shared: Shared, called: tuple) -> None:
-        view, heads, _ = called
-        gather_rows(query, keys, shared, self.geometry, view, heads, loader)
+        if loader == Q_LOADER:
+            load_queries(query, shared, self.geometry, called[1])
 
     def clean(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
         tell_rows(keys.source, shared, self.geometry, view, heads)
 
+    def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
+        gather_rows(None, keys, shared, self.geometry, view, heads, range(self.geometry.latent_strips), TILE_KV // WARPS)
 
-class GatheredTransposedStream(GatheredStream, TransposedStream):
-    """The stream of 8-bit rows without scales that are gathered."""
+
+class GatheredTransposedStream(GatheredStream):
+    """The stream of 8-bit rows without scales that are gathered, by the loading warps; others transpose."""
+
+    def load(self, loader: int, places: None, query: Query, keys: Keys, shared: Shared, called: tuple) -> None:
+        view, heads, _ = called
+        given = query if loader == Q_LOADER else None
+        strips = self.geometry.loaded_strips(loader)
+        gather_rows(given, keys, shared, self.geometry, view, heads, strips, TILE_KV)
+
+    def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
+        transpose_values(shared, self.geometry)
 
 
 def lines_of(geometry: DecodeGeometry, strip: int) -> Lines:
@@ -59,37 +72,60 @@ def lines_of(geometry: DecodeGeometry, strip: int) -> Lines:
 
 
 @cute.jit
+def load_queries(
+    query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], heads: Divisor
+) -> None:
+    """Load the query rows of every task."""
+    for_each_task(shared.dealt, functools.partial(_load_task_query, query, shared, geometry, heads), Int32(0))
+
+
+@cute.jit
+def _load_task_query(
+    query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], heads: Divisor, number: Int32,
+    task: Task, kept: Int32,
+) -> Int32:  # fmt: skip
+    if task.tiles > 0:
+        load_query(query, shared, geometry, task, heads)
+    return kept
+
+
+@cute.jit
 def gather_rows(
-    query: Query, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
-    heads: Divisor, loader: cutlass.Constexpr[int],
+    query: Query | None, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
+    heads: Divisor, strips: cutlass.Constexpr, share: cutlass.Constexpr[int],
 ) -> None:  # fmt: skip
-    """Gather the strips that a loading warp has of every tile; one loads the query, too."""
-    act = functools.partial(_gather_task, query, keys, shared, geometry, view, heads, loader)
+    """Gather some strips of every tile, and load the query, if it is given. A warp has `share` neighbouring keys: all of
+    a tile, or as many as its number in the warpgroup says."""
+    act = functools.partial(_gather_task, query, keys, shared, geometry, view, heads, strips, share)
     for_each_task(shared.dealt, act, Int32(0))
 
 
 @cute.jit
 def _gather_task(
-    query: Query, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
-    heads: Divisor, loader: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
+    query: Query | None, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
+    heads: Divisor, strips: cutlass.Constexpr, share: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
     """Gather a task's keys. Entries of the table are read a tile ahead."""
     viewers, base = viewers_of(view, task, heads), keys.cache.iterator.toint()
-    first_key = task.first_tile * TILE_KV + cute.arch.lane_idx()
-    ahead = _entries(keys.source, viewers, first_key)
-    if loader == Q_LOADER:
+    own = Int32(0)
+    if const_expr(share < TILE_KV):
+        own = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % WARPS * share
+    at_once, first_key = min(share, 32), task.first_tile * TILE_KV + own + cute.arch.lane_idx()
+    ahead = _entries(keys.source, viewers, first_key, share)
+    if const_expr(query is not None):
         if task.tiles > 0:
             load_query(query, shared, geometry, task, heads)
     for index in cutlass.range(task.tiles, unroll=1):
         count, key = task.first_count + index, first_key + index * TILE_KV
-        rows = tuple(row_offset(keys.source, ahead[half], key + 32 * half) for half in range(HALVES))
-        ahead = _entries(keys.source, viewers, key + TILE_KV)
-        for strip in geometry.loaded_strips(loader):
+        rows = tuple(row_of(keys.source, entry, key + 32 * half) for half, entry in enumerate(ahead))
+        ahead = _entries(keys.source, viewers, key + TILE_KV, share)
+        for strip in strips:
             edge = shared.edges.kv[strip]
             edge.wait_empty(count)
             for piece in geometry.copied_with(strip):
                 target = shared.keys.loaded[piece] + edge.stage(count) * geometry.strip_bytes[piece]
-                gather(base, rows, lines_of(geometry, piece), target, AT_ONCE)
+                for half, row in enumerate(rows):
+                    gather(base, row, lines_of(geometry, piece), target, own + 32 * half, at_once)
             shared.edges.landed[strip].arrive_behind_copies(count)
     return kept
 
@@ -127,6 +163,8 @@ def _tell_task(
 
 
 @cute.jit
-def _entries(source: ListedKeys, viewers: Viewers, key: Int32) -> tuple[Int32, Int32]:
-    """The entries of this lane's keys of a tile; `key` is the first of them."""
-    return entry_of(source, viewers, key), entry_of(source, viewers, key + 32)
+def _entries(
+    source: ListedKeys, viewers: Viewers, key: Int32, keys: cutlass.Constexpr[int] = TILE_KV
+) -> tuple[Int32, ...]:
+    """The entries of this lane's keys among `keys` of a tile; `key` is the first of them."""
+    return tuple(entry_of(source, viewers, key + 32 * half) for half in range(max(1, keys // 32)))
