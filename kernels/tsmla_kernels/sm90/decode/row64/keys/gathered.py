@@ -10,15 +10,16 @@ import functools
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32, Int64, const_expr
 
 from .....limits import WARPGROUP
 from .....parts.division import Divisor
 from .....parts.keys.listed import Lines, ListedKeys, entry_of, gather, names_key, row_of
 from .....parts.keys.visible import Viewers, Visibility, viewers_of
+from .....parts.pipeline import one_of
 from .....parts.query import Query
 from ...work.task import Task, for_each_task
-from ..geometry import PATTERN_COLUMNS, TILE_KV, DecodeGeometry
+from ..geometry import LOAD_WARPS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
 from ..load import Q_LOADER, load_query
 from ..storage import Shared
 from .stream import Keys, KeyStream
@@ -47,7 +48,7 @@ class GatheredStream(KeyStream):
         tell_rows(keys.source, shared, self.geometry, view, heads)
 
     def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
-        gather_rows(None, keys, shared, self.geometry, view, heads, range(self.geometry.latent_strips), TILE_KV // WARPS)
+        gather_rows(None, keys, shared, self.geometry, view, heads, 0, 1, TILE_KV // WARPS)
 
 
 class GatheredTransposedStream(GatheredStream):
@@ -56,19 +57,18 @@ class GatheredTransposedStream(GatheredStream):
     def load(self, loader: int, places: None, query: Query, keys: Keys, shared: Shared, called: tuple) -> None:
         view, heads, _ = called
         given = query if loader == Q_LOADER else None
-        strips = self.geometry.loaded_strips(loader)
-        gather_rows(given, keys, shared, self.geometry, view, heads, strips, TILE_KV)
+        gather_rows(given, keys, shared, self.geometry, view, heads, loader, len(LOAD_WARPS), TILE_KV)
 
     def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
         transpose_values(shared, self.geometry)
 
 
-def lines_of(geometry: DecodeGeometry, strip: int) -> Lines:
-    """What a strip is, as a piece of rows."""
+def lines_of(geometry: DecodeGeometry, strip: int) -> tuple[Lines, int]:
+    """What a strip is, as a piece of rows, and the byte of a row that it begins with."""
     element_bytes = geometry.strip_dtypes[strip].bits // 8
-    line, rest = divmod(geometry.strips[strip], PATTERN_COLUMNS)
+    lines, rest = divmod(geometry.strips[strip], PATTERN_COLUMNS)
     assert rest == 0, geometry
-    return Lines(geometry.first_columns[strip] * element_bytes, PATTERN_COLUMNS * element_bytes, line)
+    return Lines(PATTERN_COLUMNS * element_bytes, lines), geometry.first_columns[strip] * element_bytes
 
 
 @cute.jit
@@ -92,24 +92,25 @@ def _load_task_query(
 @cute.jit
 def gather_rows(
     query: Query | None, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
-    heads: Divisor, strips: cutlass.Constexpr, share: cutlass.Constexpr[int],
+    heads: Divisor, first_strip: cutlass.Constexpr[int], step: cutlass.Constexpr[int], share: cutlass.Constexpr[int],
 ) -> None:  # fmt: skip
-    """Gather some strips of every tile, and load the query, if it is given. A warp has `share` neighbouring keys: all of
+    """Gather every `step`th strip of every tile, and load the query, if it is given. A warp has `share` neighbouring keys: all of
     a tile, or as many as its number in the warpgroup says."""
-    act = functools.partial(_gather_task, query, keys, shared, geometry, view, heads, strips, share)
+    act = functools.partial(_gather_task, query, keys, shared, geometry, view, heads, first_strip, step, share)
     for_each_task(shared.dealt, act, Int32(0))
 
 
 @cute.jit
 def _gather_task(
     query: Query | None, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
-    heads: Divisor, strips: cutlass.Constexpr, share: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
+    heads: Divisor, first_strip: cutlass.Constexpr[int], step: cutlass.Constexpr[int], share: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
     """Gather a task's keys. Entries of the table are read a tile ahead."""
     viewers, base = viewers_of(view, task, heads), keys.cache.iterator.toint()
     own = Int32(0)
     if const_expr(share < TILE_KV):
         own = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % WARPS * share
+    strips = geometry.latent_strips // step
     at_once, first_key = min(share, 32), task.first_tile * TILE_KV + own + cute.arch.lane_idx()
     ahead = _entries(keys.source, viewers, first_key, share)
     if const_expr(query is not None):
@@ -119,15 +120,29 @@ def _gather_task(
         count, key = task.first_count + index, first_key + index * TILE_KV
         rows = tuple(row_of(keys.source, entry, key + 32 * half) for half, entry in enumerate(ahead))
         ahead = _entries(keys.source, viewers, key + TILE_KV, share)
-        for strip in strips:
-            edge = shared.edges.kv[strip]
-            edge.wait_empty(count)
-            for piece in geometry.copied_with(strip):
-                target = shared.keys.loaded[piece] + edge.stage(count) * geometry.strip_bytes[piece]
-                for half, row in enumerate(rows):
-                    gather(base, row, lines_of(geometry, piece), target, own + 32 * half, at_once)
-            shared.edges.landed[strip].arrive_behind_copies(count)
+        for number in cutlass.range(strips, unroll=1):
+            strip = first_strip + number * step
+            one_of(shared.edges.kv, strip).wait_empty(count)
+            _gather_piece(shared, geometry, base, rows, Int32(strip), 0, count, own, at_once)
+            if strip + 1 == geometry.latent_strips:
+                _gather_piece(shared, geometry, base, rows, Int32(0), geometry.latent_strips, count, own, at_once)
+            one_of(shared.edges.landed, strip).arrive_behind_copies(count)
     return kept
+
+
+@cute.jit
+def _gather_piece(
+    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], base: Int64, rows: tuple, further: Int32,
+    piece: cutlass.Constexpr[int], count: Int32, own: Int32, keys: cutlass.Constexpr[int],
+) -> None:  # fmt: skip
+    """Gather a strip: the one `further` ones behind number `piece`, which is alike."""
+    lines, first_byte = lines_of(geometry, piece)
+    size = geometry.strip_bytes[piece]
+    stage = further * geometry.stages + shared.edges.kv[0].stage(count)
+    target = shared.keys.loaded[piece] + stage * size
+    start = base + first_byte + further * (lines.lines * lines.line_bytes)
+    for half in cutlass.range_constexpr(len(rows)):
+        gather(start, rows[half], lines, target, own + 32 * half, keys)
 
 
 @cute.jit
@@ -150,15 +165,13 @@ def _tell_task(
         count = task.first_count + index
         there = tuple(cute.arch.vote_ballot_sync(names_key(source, ahead[half])) for half in range(HALVES))
         ahead = _entries(source, viewers, first_key + (index + 1) * TILE_KV)
-        for strip in cutlass.range_constexpr(geometry.latent_strips):
-            shared.edges.landed[strip].wait_full(count)
+        for strip in cutlass.range(geometry.latent_strips, unroll=1):
+            one_of(shared.edges.landed, strip).wait_full(count)
             if strip == 0:  # whoever read what is told of the tile before has left its first strip
                 if cute.arch.lane_idx() == 0:
                     for half in cutlass.range_constexpr(HALVES):
                         shared.exchange.there[half, shared.edges.kv[0].stage(count)] = there[half]
-            cute.arch.fence_view_async_shared()
-            cute.arch.sync_warp()
-            shared.edges.kv[strip].hand_over(count)
+            one_of(shared.edges.kv, strip).publish(count)
     return kept
 
 
