@@ -14,9 +14,10 @@ from cutlass import Int32, Int64, const_expr
 
 from .....limits import WARPGROUP
 from .....parts.division import Divisor
-from .....parts.keys.listed import Lines, ListedKeys, entry_of, gather, names_key, row_of
+from .....parts.keys.listed import VECTOR, Lines, ListedKeys, entry_of, gather, names_key, row_of
 from .....parts.keys.visible import Viewers, Visibility, viewers_of
 from .....parts.pipeline import one_of
+from .....parts.ptx import prefetch_row
 from .....parts.query import Query
 from ...work.task import Task, for_each_task
 from ..geometry import LOAD_WARPS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
@@ -28,6 +29,8 @@ from .transposed import transpose_values
 WARPS = WARPGROUP // 32
 HALVES = TILE_KV // 32
 """Keys of a tile that a lane looks up."""
+STRIPS_AT_ONCE = 4
+"""Strips that stand in the code one behind the other."""
 
 
 class GatheredStream(KeyStream):
@@ -105,29 +108,46 @@ def _gather_task(
     query: Query | None, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
     heads: Divisor, first_strip: cutlass.Constexpr[int], step: cutlass.Constexpr[int], share: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
-    """Gather a task's keys. Entries of the table are read a tile ahead."""
+    """Gather a task's keys. Entries of the table are read two tiles ahead, and rows brought to L2 a tile ahead, whole:
+    strips of many rows, one after the other, would open each of memory's pages several times."""
     viewers, base = viewers_of(view, task, heads), keys.cache.iterator.toint()
     own = Int32(0)
     if const_expr(share < TILE_KV):
         own = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % WARPS * share
-    strips = geometry.latent_strips // step
-    at_once, first_key = min(share, 32), task.first_tile * TILE_KV + own + cute.arch.lane_idx()
-    ahead = _entries(keys.source, viewers, first_key, share)
+    strips, lane_keys = geometry.latent_strips // step, min(share, 32)
+    first_key = task.first_tile * TILE_KV + own + cute.arch.lane_idx()
+    entries = _entries(keys.source, viewers, first_key, share)
+    ahead = _entries(keys.source, viewers, first_key + TILE_KV, share)
     if const_expr(query is not None):
         if task.tiles > 0:
             load_query(query, shared, geometry, task, heads)
+    rows = _rows(keys.source, geometry, base, entries, first_key, share)
     for index in cutlass.range(task.tiles, unroll=1):
         count, key = task.first_count + index, first_key + index * TILE_KV
-        rows = tuple(row_of(keys.source, entry, key + 32 * half) for half, entry in enumerate(ahead))
-        ahead = _entries(keys.source, viewers, key + TILE_KV, share)
-        for number in cutlass.range(strips, unroll=1):
+        following = _rows(keys.source, geometry, base, ahead, key + TILE_KV, share)
+        ahead = _entries(keys.source, viewers, key + 2 * TILE_KV, share)
+        for number in cutlass.range(strips, unroll=STRIPS_AT_ONCE):
             strip = first_strip + number * step
             one_of(shared.edges.kv, strip).wait_empty(count)
-            _gather_piece(shared, geometry, base, rows, Int32(strip), 0, count, own, at_once)
+            _gather_piece(shared, geometry, base, rows, Int32(strip), 0, count, own, lane_keys)
             if strip + 1 == geometry.latent_strips:
-                _gather_piece(shared, geometry, base, rows, Int32(0), geometry.latent_strips, count, own, at_once)
+                _gather_piece(shared, geometry, base, rows, Int32(0), geometry.latent_strips, count, own, lane_keys)
             one_of(shared.edges.landed, strip).arrive_behind_copies(count)
+        rows = following
     return kept
+
+
+@cute.jit
+def _rows(
+    source: ListedKeys, geometry: cutlass.Constexpr[DecodeGeometry], base: Int64, entries: tuple, key: Int32,
+    keys: cutlass.Constexpr[int],
+) -> tuple[Int32, ...]:  # fmt: skip
+    """Where the rows of this lane's keys lie, which L2 is told to fetch; `key` is the first of them."""
+    rows = tuple(row_of(source, entry, key + 32 * half) for half, entry in enumerate(entries))
+    for half in cutlass.range_constexpr(len(rows)):
+        if (rows[half] >= 0) & (cute.arch.lane_idx() < keys):
+            prefetch_row(base + Int64(rows[half]) * VECTOR, geometry.stored.bytes)
+    return rows
 
 
 @cute.jit
