@@ -115,12 +115,6 @@ def arrive_behind_copies(barrier: Int32) -> None:
     _run("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", barrier, has_side_effects=True)
 
 
-def prefetch_row(source: Int64, size: int) -> None:
-    """`cp.async.bulk.prefetch.L2.global`: start bringing `size` bytes of global memory to L2, by each lane; address and
-    size are multiples of 16."""
-    _run("cp.async.bulk.prefetch.L2.global [$0], $1;", source, Int32(size), has_side_effects=True)
-
-
 def bulk_copy_between_ctas(target: Int32, source: Int32, size: int, barrier: Int32) -> None:
     """`cp.async.bulk.shared::cluster.shared::cta`, by one lane: start copying `size` bytes of this CTA's shared memory
     to a CTA of its cluster, which complete on a barrier there; `target` and `barrier` as `mapa` gives them."""

@@ -192,7 +192,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     folded, stages, words = exchange + geometry.exchange_bytes, geometry.scale_stages, geometry.folded_bytes // 4
     vectors = geometry.probabilities_bytes // WARPGROUP // 16
     tasks = plain(DEALT_AT, cute.make_layout((TASK_WORDS, TASK_RING)), Int32)
-    kv_edge = WarpEdge if geometry.gathers else TmaEdge if geometry.ctas == 1 else PairEdge
+    kv_edge = TmaEdge if geometry.ctas == 1 else PairEdge
     kv_edges = tuple(barriers.edge(name, kv_edge) for name in schedule.kv_names)
     stored_dtype = numeric(geometry.stored.piece("latent").dtype)
     assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= ANCHORS_AT - geometry.tile_q * 4

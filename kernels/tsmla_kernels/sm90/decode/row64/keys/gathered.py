@@ -10,17 +10,15 @@ import functools
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Int32, const_expr
 
 from .....limits import WARPGROUP
 from .....parts.division import Divisor
-from .....parts.keys.listed import VECTOR, Lines, ListedKeys, entry_of, gather, names_key, row_of
+from .....parts.keys.listed import Lines, ListedKeys, entry_of, gather, names_key, row_of
 from .....parts.keys.visible import Viewers, Visibility, viewers_of
-from .....parts.pipeline import one_of
-from .....parts.ptx import prefetch_row
 from .....parts.query import Query
 from ...work.task import Task, for_each_task
-from ..geometry import LOAD_WARPS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
+from ..geometry import PATTERN_COLUMNS, TILE_KV, DecodeGeometry
 from ..load import Q_LOADER, load_query
 from ..storage import Shared
 from .stream import Keys, KeyStream
@@ -29,8 +27,6 @@ from .transposed import transpose_values
 WARPS = WARPGROUP // 32
 HALVES = TILE_KV // 32
 """Keys of a tile that a lane looks up."""
-STRIPS_AT_ONCE = 4
-"""Strips that stand in the code one behind the other."""
 
 
 class GatheredStream(KeyStream):
@@ -51,7 +47,7 @@ class GatheredStream(KeyStream):
         tell_rows(keys.source, shared, self.geometry, view, heads)
 
     def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
-        gather_rows(None, keys, shared, self.geometry, view, heads, 0, 1, TILE_KV // WARPS)
+        gather_rows(None, keys, shared, self.geometry, view, heads, range(self.geometry.latent_strips), TILE_KV // WARPS)
 
 
 class GatheredTransposedStream(GatheredStream):
@@ -60,18 +56,19 @@ class GatheredTransposedStream(GatheredStream):
     def load(self, loader: int, places: None, query: Query, keys: Keys, shared: Shared, called: tuple) -> None:
         view, heads, _ = called
         given = query if loader == Q_LOADER else None
-        gather_rows(given, keys, shared, self.geometry, view, heads, loader, len(LOAD_WARPS), TILE_KV)
+        strips = self.geometry.loaded_strips(loader)
+        gather_rows(given, keys, shared, self.geometry, view, heads, strips, TILE_KV)
 
     def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
         transpose_values(shared, self.geometry)
 
 
-def lines_of(geometry: DecodeGeometry, strip: int) -> tuple[Lines, int]:
-    """What a strip is, as a piece of rows, and the byte of a row that it begins with."""
+def lines_of(geometry: DecodeGeometry, strip: int) -> Lines:
+    """What a strip is, as a piece of rows."""
     element_bytes = geometry.strip_dtypes[strip].bits // 8
-    lines, rest = divmod(geometry.strips[strip], PATTERN_COLUMNS)
+    line, rest = divmod(geometry.strips[strip], PATTERN_COLUMNS)
     assert rest == 0, geometry
-    return Lines(PATTERN_COLUMNS * element_bytes, lines), geometry.first_columns[strip] * element_bytes
+    return Lines(geometry.first_columns[strip] * element_bytes, PATTERN_COLUMNS * element_bytes, line)
 
 
 @cute.jit
@@ -95,74 +92,42 @@ def _load_task_query(
 @cute.jit
 def gather_rows(
     query: Query | None, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
-    heads: Divisor, first_strip: cutlass.Constexpr[int], step: cutlass.Constexpr[int], share: cutlass.Constexpr[int],
+    heads: Divisor, strips: cutlass.Constexpr, share: cutlass.Constexpr[int],
 ) -> None:  # fmt: skip
-    """Gather every `step`th strip of every tile, and load the query, if it is given. A warp has `share` neighbouring keys: all of
+    """Gather some strips of every tile, and load the query, if it is given. A warp has `share` neighbouring keys: all of
     a tile, or as many as its number in the warpgroup says."""
-    act = functools.partial(_gather_task, query, keys, shared, geometry, view, heads, first_strip, step, share)
+    act = functools.partial(_gather_task, query, keys, shared, geometry, view, heads, strips, share)
     for_each_task(shared.dealt, act, Int32(0))
 
 
 @cute.jit
 def _gather_task(
     query: Query | None, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
-    heads: Divisor, first_strip: cutlass.Constexpr[int], step: cutlass.Constexpr[int], share: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
+    heads: Divisor, strips: cutlass.Constexpr, share: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
-    """Gather a task's keys. Entries of the table are read two tiles ahead, and rows brought to L2 a tile ahead, whole:
-    strips of many rows, one after the other, would open each of memory's pages several times."""
+    """Gather a task's keys. Entries of the table are read a tile ahead."""
     viewers, base = viewers_of(view, task, heads), keys.cache.iterator.toint()
     own = Int32(0)
     if const_expr(share < TILE_KV):
         own = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % WARPS * share
-    strips, lane_keys = geometry.latent_strips // step, min(share, 32)
-    first_key = task.first_tile * TILE_KV + own + cute.arch.lane_idx()
-    entries = _entries(keys.source, viewers, first_key, share)
-    ahead = _entries(keys.source, viewers, first_key + TILE_KV, share)
+    at_once, first_key = min(share, 32), task.first_tile * TILE_KV + own + cute.arch.lane_idx()
+    ahead = _entries(keys.source, viewers, first_key, share)
     if const_expr(query is not None):
         if task.tiles > 0:
             load_query(query, shared, geometry, task, heads)
-    rows = _rows(keys.source, geometry, base, entries, first_key, share)
     for index in cutlass.range(task.tiles, unroll=1):
         count, key = task.first_count + index, first_key + index * TILE_KV
-        following = _rows(keys.source, geometry, base, ahead, key + TILE_KV, share)
-        ahead = _entries(keys.source, viewers, key + 2 * TILE_KV, share)
-        for number in cutlass.range(strips, unroll=STRIPS_AT_ONCE):
-            strip = first_strip + number * step
-            one_of(shared.edges.kv, strip).wait_empty(count)
-            _gather_piece(shared, geometry, base, rows, Int32(strip), 0, count, own, lane_keys)
-            if strip + 1 == geometry.latent_strips:
-                _gather_piece(shared, geometry, base, rows, Int32(0), geometry.latent_strips, count, own, lane_keys)
-            one_of(shared.edges.landed, strip).arrive_behind_copies(count)
-        rows = following
+        rows = tuple(row_of(keys.source, entry, key + 32 * half) for half, entry in enumerate(ahead))
+        ahead = _entries(keys.source, viewers, key + TILE_KV, share)
+        for strip in strips:
+            edge = shared.edges.kv[strip]
+            edge.wait_empty(count)
+            for piece in geometry.copied_with(strip):
+                target = shared.keys.loaded[piece] + edge.stage(count) * geometry.strip_bytes[piece]
+                for half, row in enumerate(rows):
+                    gather(base, row, lines_of(geometry, piece), target, own + 32 * half, at_once)
+            shared.edges.landed[strip].arrive_behind_copies(count)
     return kept
-
-
-@cute.jit
-def _rows(
-    source: ListedKeys, geometry: cutlass.Constexpr[DecodeGeometry], base: Int64, entries: tuple, key: Int32,
-    keys: cutlass.Constexpr[int],
-) -> tuple[Int32, ...]:  # fmt: skip
-    """Where the rows of this lane's keys lie, which L2 is told to fetch; `key` is the first of them."""
-    rows = tuple(row_of(source, entry, key + 32 * half) for half, entry in enumerate(entries))
-    for half in cutlass.range_constexpr(len(rows)):
-        if (rows[half] >= 0) & (cute.arch.lane_idx() < keys):
-            prefetch_row(base + Int64(rows[half]) * VECTOR, geometry.stored.bytes)
-    return rows
-
-
-@cute.jit
-def _gather_piece(
-    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], base: Int64, rows: tuple, further: Int32,
-    piece: cutlass.Constexpr[int], count: Int32, own: Int32, keys: cutlass.Constexpr[int],
-) -> None:  # fmt: skip
-    """Gather a strip: the one `further` ones behind number `piece`, which is alike."""
-    lines, first_byte = lines_of(geometry, piece)
-    size = geometry.strip_bytes[piece]
-    stage = further * geometry.stages + shared.edges.kv[0].stage(count)
-    target = shared.keys.loaded[piece] + stage * size
-    start = base + first_byte + further * (lines.lines * lines.line_bytes)
-    for half in cutlass.range_constexpr(len(rows)):
-        gather(start, rows[half], lines, target, own + 32 * half, keys)
 
 
 @cute.jit
@@ -185,13 +150,15 @@ def _tell_task(
         count = task.first_count + index
         there = tuple(cute.arch.vote_ballot_sync(names_key(source, ahead[half])) for half in range(HALVES))
         ahead = _entries(source, viewers, first_key + (index + 1) * TILE_KV)
-        for strip in cutlass.range(geometry.latent_strips, unroll=1):
-            one_of(shared.edges.landed, strip).wait_full(count)
+        for strip in cutlass.range_constexpr(geometry.latent_strips):
+            shared.edges.landed[strip].wait_full(count)
             if strip == 0:  # whoever read what is told of the tile before has left its first strip
                 if cute.arch.lane_idx() == 0:
                     for half in cutlass.range_constexpr(HALVES):
                         shared.exchange.there[half, shared.edges.kv[0].stage(count)] = there[half]
-            one_of(shared.edges.kv, strip).publish(count)
+            cute.arch.fence_view_async_shared()
+            cute.arch.sync_warp()
+            shared.edges.kv[strip].hand_over(count)
     return kept
 
 
