@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import tsmla
 from decode_reference import LATENT, ROPE, Problem, Sight, judge, workspace
+from tsmla.identity.row_format import ROWS
+from tsmla.problems.rows import numbers_in, stored_as
 
 OUTSIDE = (-1, -(2**31), 2**31 - 1)
 """Indices that name no key, whatever the cache; its number of slots is another."""
@@ -56,6 +58,7 @@ def make_chosen(
     top_k: int,
     dtype: torch.dtype = torch.bfloat16,
     *,
+    row: str | None = None,
     pages: int = 12,
     page_size: int = 64,
     page_gap: int = 1,
@@ -67,6 +70,7 @@ def make_chosen(
     """Random lists of slots for query tokens of this shape, of which a share is outside of the cache; rows that nobody
     chooses, and the gaps between pages, are NaN.
 
+    row: the format of the cache's rows, if they are not of `dtype`.
     lengths: of each token's list; without, lists count whole.
     """
     tokens, slots = math.prod(shape), pages * page_size
@@ -81,11 +85,14 @@ def make_chosen(
     used = torch.unique(indices[counts])
     pool[used // page_size, used % page_size] = torch.randn(len(used), LATENT + ROPE).to(dtype)
     pool = pool.to("cuda")
-    cache = pool[:, :page_size]
+    cache = numbers = pool[:, :page_size]
+    if row is not None:
+        cache = stored_as(ROWS[row], pool)[:, :page_size]
+        numbers = numbers_in(ROWS[row], cache)
     rows = []
     for own, count in zip(indices, counts, strict=True):
         found = own[count].to("cuda")
-        rows.append(cache[found // page_size, found % page_size])
+        rows.append(numbers[found // page_size, found % page_size])
     query = torch.randn(tokens, 1, heads, LATENT + ROPE, device="cuda").to(dtype)
     alone = Problem(
         query, rows, cache, indices, [len(own) for own in rows], sight=Sight(causal=False), **fields

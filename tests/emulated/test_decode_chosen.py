@@ -42,6 +42,18 @@ def test_dtypes(gpu, dtype):
     check_chosen(make_chosen((1, 2), 80, 330, dtype))
 
 
+@pytest.mark.parametrize("row", Arch.SM90A.facts.gathered_rows)
+@pytest.mark.parametrize("heads", [8, 16, 40, 128])
+def test_rows_with_scales(gpu, row, heads):
+    check_chosen(make_chosen((4,), heads, 200, row=row, lengths=[200, 64, 0, 3], output_scale=0.5))
+
+
+@pytest.mark.parametrize("row", Arch.SM90A.facts.gathered_rows)
+@pytest.mark.parametrize("heads", [16, 64])
+def test_long_lists_of_rows_with_scales(gpu, row, heads):
+    check_chosen(make_chosen((2,), heads, 900, row=row, page_size=69))
+
+
 def test_indices_outside_of_the_cache_anywhere(gpu):
     """In front, in the middle and everywhere; for whole tiles too."""
     indices = torch.randint(0, 700, (5, 256))

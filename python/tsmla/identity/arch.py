@@ -72,6 +72,7 @@ _HOPPER = Facts(
     prefill_dims={**_DIMS, (256, 256): (Dtype.BF16, Dtype.E4M3)},
     deal=Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=132),
     gathered_dtypes=tuple(Dtype),
+    gathered_rows=("fp8_ds_mla",),
 )
 _BLACKWELL = Facts(
     gpus={"B200": 148, "GB200": 152},

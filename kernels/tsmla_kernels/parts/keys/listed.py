@@ -83,6 +83,24 @@ def row_of(keys: ListedKeys, entry: Int32, key: Int32) -> Int32:
     return Int32(select_(names_key(keys, entry), place, Int32(NO_ROW)))
 
 
+@cute.jit
+def entries_of(
+    listed: ListedKeys, viewers: Viewers, key: Int32, keys: cutlass.Constexpr[int]
+) -> tuple[Int32, ...]:
+    """The entries of this lane's keys among `keys` of a tile: `key`, and every 32nd behind it."""
+    return tuple(entry_of(listed, viewers, key + 32 * part) for part in range(max(1, keys // 32)))
+
+
+@cute.jit
+def tell_there(words: cute.Tensor, rows: tuple) -> None:
+    """Write, by a warp, which keys of a tile are there, a bit for each; `rows` are those of each lane's keys."""
+    found = tuple(cute.arch.vote_ballot_sync(row >= 0) for row in rows)
+    if cute.arch.lane_idx() == 0:
+        for word in cutlass.range_constexpr(len(rows)):
+            words[word] = found[word]
+    cute.arch.sync_warp()
+
+
 def _shift(keys: ListedKeys) -> Int32:
     return cute.arch.popc(keys.entry_keys - 1)
 
@@ -91,16 +109,15 @@ def _shift(keys: ListedKeys) -> Int32:
 class Lines:
     """A piece of rows that is gathered together, as lines of 16 to 128 bytes, and where these lie in shared memory.
 
-    first_byte: of a row. A row has `lines` lines of `line_bytes` bytes. In shared memory eight keys are a group: lines
+    A row has `lines` lines of `line_bytes` bytes. In shared memory eight keys are a group: lines
     of one number of its keys lie one behind the other, swizzled over the bytes of a line; behind them, those of the
     next number."""
 
-    first_byte: int
     line_bytes: int
     lines: int
 
     def __post_init__(self) -> None:
-        assert self.line_bytes in (VECTOR, 64, 128) and self.first_byte % VECTOR == 0, self
+        assert self.line_bytes in (VECTOR, 64, 128), self
         assert self.lines == 1 or self.line_bytes > VECTOR, self
 
     @property
@@ -128,7 +145,7 @@ class Lines:
 def gather(
     base: Int64, row: Int32, lines: cutlass.Constexpr[Lines], target: Int32, first_key: Int32, keys: cutlass.Constexpr[int]
 ) -> None:
-    """Start copying a piece of up to 32 rows, by a warp. base: address of the cache. row: where the row of key
+    """Start copying a piece of up to 32 rows, by a warp. base: address of the piece in the cache's first row. row: where the row of key
     `first_key` of the tile and the lane's number lies, in the first `keys` lanes. Lines go to shared memory, where those
     of the tile begin at `target`; where there is no row, zeros do."""
     lane = cute.arch.lane_idx()
@@ -140,5 +157,4 @@ def gather(
         source = own + Int64(cutlass.max(found, 0)) * VECTOR
         place = target + lines.place(first_key + first, lane)
         for line in cutlass.range_constexpr(lines.lines):
-            offset = const_expr(lines.first_byte + line * lines.line_bytes)
-            copy_vector(place, const_expr(8 * line * lines.line_bytes), source, offset, size)
+            copy_vector(place, 8 * line * lines.line_bytes, source, line * lines.line_bytes, size)

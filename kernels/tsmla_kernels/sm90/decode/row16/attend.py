@@ -13,6 +13,7 @@ from ....limits import WARPGROUP
 from ....parts.alignment import aligned
 from ....parts.division import Divisor, quotient
 from ....parts.hopper.fragment import QUAD
+from ....parts.keys.listed import ListedKeys
 from ....parts.keys.scales import RowScales, query_scale
 from ....parts.keys.source import KeySource
 from ....parts.keys.visible import Visibility, VisibleKeys, hides, keys_of_row, seen_by_all, seen_by_both, viewers_of
@@ -25,7 +26,7 @@ from .finish import finish
 from .geometry import BLOCK, FEW_ROWS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
 from .scales import page_of_quarter, scales_of_quarter
 from .schedule import TEAM_BARRIER
-from .storage import Shared
+from .storage import Shared, there_of
 from .tile import (
     NO_KEYS,
     STEPS,
@@ -57,7 +58,7 @@ class Attending(NamedTuple):
     heads: Divisor
     results: Results
     softmax_scale: Float32
-    source: KeySource
+    source: KeySource | ListedKeys
     scales: RowScales | None
 
 
@@ -136,9 +137,13 @@ def _attend_task(
         stage = shared.stages + shared.kv_edge.stage(count) * geometry.stage_bytes
         tile = task.first_tile + index
         first_key = tile * TILE_KV
-        if border_tile(task, tile, TILE_KV) | hides(view):
+        there = None
+        if const_expr(geometry.gathers):
+            told = there_of(shared, shared.kv_edge.stage(count))
+            there = (told[0], told[1])
+        elif border_tile(task, tile, TILE_KV) | hides(view):
             wipe(geometry, state, stage, viewers, first_key)
-        scores, logs, negative = scores_of(geometry, state, stage, first_key, now)
+        scores, logs, negative = scores_of(geometry, state, stage, first_key, now, there)
         packed = probabilities_of(geometry, state, scores, logs, negative, stage)
         add_values(geometry, state, packed, stage)
         cute.arch.sync_warp()

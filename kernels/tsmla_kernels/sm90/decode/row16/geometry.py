@@ -23,6 +23,8 @@ TEAMS = 2
 """Teams of warps, each of which takes every other tile."""
 TEAM_WARPS = WARPGROUP // 32
 """Warps of a team, each with the columns of one scale."""
+THERE_AT = 576
+"""Byte, behind the barriers, where it is told which keys of each stage are there, where rows are gathered."""
 STRIP = 128
 """Columns that share a scale, and as many bytes: what a warp has of a row."""
 
@@ -35,6 +37,7 @@ class FewRowsGeometry:
     not come to shared memory."""
 
     stored: RowFormat
+    gathers: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -136,5 +139,6 @@ class FewRowsGeometry:
             assert scales.columns == STRIP and self.scales_at is not None, self
             assert self.row_bytes % 128 == 16, f"rows of {self.row_bytes} bytes do not begin four banks apart"
             assert all(at % 16 == 0 for at in (self.rope_at, self.scales_at)) and self.stage_bytes % 128 == 0, self
+        assert not (self.gathers and self.apart), f"rows that lie apart are not gathered yet: {self}"
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self
         assert TEAMS * self.exchange_bytes >= TEAM_WARPS * FEW_ROWS * STRIP * 4, self

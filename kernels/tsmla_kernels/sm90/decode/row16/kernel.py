@@ -18,6 +18,7 @@ from ....limits import TILE_ALIGNMENT, WARPGROUP
 from ....parts.decode_line import Terms
 from ....parts.hopper.storage import BARRIER_BYTES
 from ....parts.keys.scales import RowScales
+from ....parts.keys.listed import ListedKeys
 from ....parts.keys.source import KeySource
 from ....parts.keys.visible import Visibility
 from ....parts.pipeline import Barriers
@@ -25,6 +26,7 @@ from ....parts.query import QueryRows
 from ..results import Results
 from ..work.deal import deal
 from .attend import Attending, attend_few
+from .gather import gather_few
 from .geometry import FewRowsGeometry
 from .load import load_apart, load_few
 from .maps import Maps, maps_of, places_of
@@ -39,7 +41,7 @@ class FewRowsKeys(NamedTuple):
     cache: cute.Tensor
     maps: Maps | None
     scales: RowScales | None
-    source: KeySource
+    source: KeySource | ListedKeys
 
 
 class FewRowsKernel:
@@ -51,7 +53,7 @@ class FewRowsKernel:
         self.schedule.check()
         self.dealing = dealing
 
-    def keys(self, given, source: KeySource) -> FewRowsKeys:
+    def keys(self, given, source: KeySource | ListedKeys) -> FewRowsKeys:
         """Make the tensor maps, if there are any, on the host. given: what the call's table lists, by name."""
         if not self.geometry.apart:
             return FewRowsKeys(given.kv_cache, None, None, source)
@@ -103,6 +105,8 @@ class FewRowsKernel:
             elif warp == LOAD_WARP:
                 if const_expr(geometry.apart):
                     load_apart(places_of(geometry, keys.maps, base + BARRIER_BYTES), keys.source, shared, geometry)
+                elif const_expr(geometry.gathers):
+                    gather_few(keys.cache, keys.source, shared, geometry, view, terms.heads)
                 else:
                     load_few(keys.cache, keys.source, shared, geometry)
                 # As in `row64`: earlier, the combine's CTAs would all go where CTAs without work leave.

@@ -29,7 +29,7 @@ class FewRowsSchedule:
 
     @property
     def load(self) -> Role:
-        return Role("load_few", (LOAD_WARP,), self.load_registers)
+        return Role("gather_few" if self.geometry.gathers else "load_few", (LOAD_WARP,), self.load_registers)
 
     @property
     def deal(self) -> Role:

@@ -11,29 +11,40 @@ from ....parts.hopper.storage import BARRIER_BYTES
 from ....parts.pipeline import Barriers, TmaEdge, WarpEdge
 from ..work.ring import DEALT_AT, TASK_RING, TASK_WORDS
 from ..work.task import Dealt
+from .geometry import THERE_AT, TILE_KV
 from .schedule import FewRowsSchedule
 
 
 class Shared(NamedTuple):
     """What the roles see of a CTA's shared memory: addresses of the first stage, of the teams' exchange, of the ends of
-    rows and of their queries' largest numbers; edges and tasks."""
+    rows, of their queries' largest numbers, and of what is told of keys that are there; edges and tasks."""
 
     stages: Int32
     exchange: Int32
     ends: Int32
     largest: Int32
+    there: Int32
     kv_edge: TmaEdge
     dealt: Dealt
 
 
+def there_of(shared: Shared, stage: Int32) -> cute.Tensor:
+    """Which keys of the tile in a stage are there, a bit for each, where rows are gathered."""
+    words = TILE_KV // 32
+    pointer = cute.make_ptr(Int32, shared.there + stage * words * 4, cute.AddressSpace.smem, assumed_align=8)
+    return cute.make_tensor(pointer, cute.make_layout(words))
+
+
 def shared_of(schedule: FewRowsSchedule, base: cute.Pointer, barriers: Barriers) -> Shared:
     geometry = schedule.geometry
+    assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= THERE_AT <= BARRIER_BYTES - geometry.stages * TILE_KV // 8
     tasks = cute.make_tensor(cute.recast_ptr(base + DEALT_AT, dtype=Int32), cute.make_layout((TASK_WORDS, TASK_RING)))
     return Shared(
         stages=(base + BARRIER_BYTES).toint(),
         exchange=(base + geometry.exchange_at).toint(),
         ends=(base + geometry.ends_at).toint(),
         largest=(base + geometry.largest_at).toint(),
+        there=(base + THERE_AT).toint(),
         kv_edge=barriers.edge("kv", TmaEdge),
         dealt=Dealt(tasks, barriers.edge("dealt", WarpEdge)),
     )

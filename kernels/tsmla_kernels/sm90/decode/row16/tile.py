@@ -124,9 +124,10 @@ def _in_line(key: Int32, vector: Int32) -> Int32:
 
 @cute.jit
 def scores_of(
-    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, stage: Int32, first_key: Int32, scales: tuple | None
-) -> tuple:
-    """Score a tile that begins with `first_key`, over all columns. Returns scores (4, blocks) of this lane, but for
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, stage: Int32, first_key: Int32, scales: tuple | None,
+    there: tuple | None,
+) -> tuple:  # fmt: skip
+    """Score a tile that begins with `first_key`, over all columns; `there`: which of its keys are, where that is told. Returns scores (4, blocks) of this lane, but for
     `scale_log2`; logarithms of its keys' scales; whether one of these scales is negative.
 
     Where rows lie apart, `scales` are those of this lane's keys of the quarter; scores are then the logarithms of
@@ -161,14 +162,14 @@ def scores_of(
         pair = cute.make_rmem_tensor(2, Int32)
         cute.autovec_copy(_words(2, stage + state.lane.rope + geometry.rope_of(block)), pair)
         mma_16x8x16(cutlass.BFloat16, scores[None, block], rope, pair[0], pair[1])
-    _add_up(geometry, state, scores, first_key, scales)
+    _add_up(geometry, state, scores, first_key, scales, there)
     return scores, logs, signs < 0
 
 
 @cute.jit
 def _add_up(
     geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor, first_key: Int32,
-    scales: tuple | None,
+    scales: tuple | None, there: tuple | None,
 ) -> None:  # fmt: skip
     """Add the scores of the other warps' columns. A warp does that for a quarter of the tile's keys, two blocks, hides
     what rows may not see of these, and counts them; then all read all sums. Parts and sums have places of their own, so
@@ -192,10 +193,13 @@ def _add_up(
     told = quarter
     if const_expr(geometry.apart):
         told = _scaled(state, quarter, scales)
-    if state.all_keys.lacks(first_key, TILE_KV):
-        _hide(geometry, state, quarter, first_key)
+    hides = state.all_keys.lacks(first_key, TILE_KV)
+    if const_expr(there is not None):
+        hides = hides | ((there[0] & there[1]) != -1)
+    if hides:
+        _hide(geometry, state, quarter, first_key, there)
         if const_expr(geometry.apart):
-            _hide(geometry, state, told, first_key)
+            _hide(geometry, state, told, first_key, there)
     for block in cutlass.range_constexpr(OWN_BLOCKS):
         cute.autovec_copy(told[None, block], shared_vector(Float32, state.lane.sums + own + block * size))
     cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
@@ -232,8 +236,11 @@ def _scaled(state: State, quarter: cute.Tensor, scales: tuple) -> cute.Tensor:
 
 
 @cute.jit
-def _hide(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, quarter: cute.Tensor, first_key: Int32) -> None:
-    """Set scores of keys that a row may not see to -inf; `first_key` is the tile's first."""
+def _hide(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, quarter: cute.Tensor, first_key: Int32,
+    there: tuple | None,
+) -> None:  # fmt: skip
+    """Set scores of keys that a row may not see, or that are not there, to -inf; `first_key` is the tile's first."""
     part = cute.arch.lane_idx() % QUAD
     first = first_key + state.warp * geometry.first_of(OWN_BLOCKS)
     for row in cutlass.range_constexpr(2):
@@ -241,6 +248,9 @@ def _hide(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, quarter: c
             for i in cutlass.range_constexpr(2):
                 key = first + geometry.first_of(block) + geometry.key_of(i, part)
                 seen = state.row_keys[row].holds(key)
+                if const_expr(there is not None):
+                    word = Int32(select_(state.warp < TEAM_WARPS // 2, there[0], there[1]))
+                    seen = seen & (word >> (key & 31) & 1 != 0)
                 score = quarter[2 * row + i, block]
                 quarter[2 * row + i, block] = Float32(select_(seen, score, Float32(-Float32.inf)))
 

@@ -108,6 +108,11 @@ class DecodeGeometry:
         return self.element_bytes == 1
 
     @property
+    def helpers_gather(self) -> bool:
+        """Whether a helping warpgroup gathers rows; where helpers transpose or convert, loading warps do."""
+        return self.gathers and not (self.transposes or self.converts)
+
+    @property
     def d_qk(self) -> int:
         return self.row.columns
 

@@ -40,7 +40,7 @@ class DecodeSchedule:
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
-        if geometry.gathers and not geometry.transposes:
+        if geometry.helpers_gather:
             schedule = cls(geometry, 32, 216, 48, 1)
         elif geometry.transposes:
             schedule = cls(geometry, 32, 224, 32, 1)
@@ -59,15 +59,18 @@ class DecodeSchedule:
 
     @property
     def load(self) -> Role:
-        if self.geometry.gathers and not self.geometry.transposes:
+        if self.geometry.helpers_gather:
             return Role("load_queries", LOAD_WARPS[-1:], self.load_registers)
         warps = [warp for loader, warp in enumerate(LOAD_WARPS) if self.geometry.loaded_strips(loader)]
-        return Role("gather_rows" if self.geometry.gathers else "load", tuple(warps), self.load_registers)
+        name = "load"
+        if self.geometry.gathers:
+            name = "gather_stored" if self.geometry.converts else "gather_rows"
+        return Role(name, tuple(warps), self.load_registers)
 
     @property
     def gather(self) -> Role:
         """Who gathers rows, if anybody does."""
-        if self.geometry.transposes:
+        if not self.geometry.helpers_gather:
             return self.load
         return Role("gather_rows", self._helpers, self.helper_registers)
 
@@ -99,7 +102,7 @@ class DecodeSchedule:
     def roles(self) -> tuple[Role, ...]:
         if self.geometry.converts:
             return (self.load, self.deal, self.attend, self.convert)
-        others = (self.transpose,) if self.geometry.transposes else (self.gather,) if self.geometry.gathers else ()
+        others = (self.transpose,) if self.geometry.transposes else (self.gather,) if self.geometry.helpers_gather else ()
         return (self.load, self.clean, self.deal, self.attend, *others)
 
     @property
@@ -115,7 +118,8 @@ class DecodeSchedule:
         bytes of the other CTA's, and both CTAs empty a stage.
 
         Where keys are gathered, lanes' copies complete on `landed...`, one for each strip. `clean` makes what they have
-        written visible to products, and fills `kv...`.
+        written visible to products, and fills `kv...`. Where they are converted, too, copies complete on `kv...`, and the
+        warp that has the first strip also says that it has told which keys are there.
 
         `referenced` and `exchanged` have a stage for each two warps, one of either attending warpgroup, that hold the
         same rows. The one that scores a tile tells its references, and then hands over its probabilities. The other has
@@ -135,10 +139,14 @@ class DecodeSchedule:
         loader = Warps(self.load, loaders, "the warp that loads the query" if loaders > 1 else "")
         edges = [EdgeSpec("q", (Either(Copies(self.load), loader),), (Warps(self.attend),), 1, geometry.q_bytes)]
         converters = (self.convert,) if self.ready_names else ()
+        lanes = (LaneCopies(self.gather, loaders, "the warp that loads the strip" if loaders > 1 else ""),)
         for strip, (name, size) in enumerate(zip(self.kv_names, geometry.edge_bytes, strict=True)):
             filled_by: tuple[Party, ...] = (Copies(self.load),) if geometry.copied_with(strip) else ()
             if geometry.ctas > 1:
                 filled_by = (Warps(self.convert), *filled_by)
+            elif geometry.gathers and geometry.converts:
+                tells = (Warps(self.load, loaders, "the warp that tells which keys are there"),)
+                filled_by = (*lanes, *(tells if strip == 0 else ()))
             elif geometry.gathers:
                 filled_by = (Warps(self.clean),)
             elif not geometry.converts:
@@ -150,8 +158,7 @@ class DecodeSchedule:
         tile_bytes, references, probabilities = (
             sum(geometry.edge_bytes), geometry.tile_q * 4 // WARPS, geometry.probabilities_bytes // WARPS
         )  # fmt: skip
-        if geometry.gathers:
-            lanes = (LaneCopies(self.gather, loaders, "the warp that loads the strip" if loaders > 1 else ""),)
+        if geometry.gathers and not geometry.converts:
             for name, size in zip(self.landed_names, geometry.edge_bytes, strict=True):
                 edges.append(EdgeSpec(name, lanes, NOBODY, geometry.stages, size, read_by=(self.clean,)))
         elif not geometry.converts:
@@ -177,7 +184,8 @@ class DecodeSchedule:
     @property
     def landed_names(self) -> tuple[str, ...]:
         """Names of the edges on which the copies of each strip complete, where keys are gathered."""
-        return tuple(f"landed{strip}" for strip in range(self.geometry.latent_strips)) if self.geometry.gathers else ()
+        apart = self.geometry.gathers and not self.geometry.converts
+        return tuple(f"landed{strip}" for strip in range(self.geometry.latent_strips)) if apart else ()
 
     @property
     def ready_names(self) -> tuple[str, ...]:

@@ -193,6 +193,8 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     vectors = geometry.probabilities_bytes // WARPGROUP // 16
     tasks = plain(DEALT_AT, cute.make_layout((TASK_WORDS, TASK_RING)), Int32)
     kv_edge = TmaEdge if geometry.ctas == 1 else PairEdge
+    if geometry.gathers:
+        kv_edge = LaneCopiesEdge if geometry.converts else WarpEdge
     kv_edges = tuple(barriers.edge(name, kv_edge) for name in schedule.kv_names)
     stored_dtype = numeric(geometry.stored.piece("latent").dtype)
     assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= ANCHORS_AT - geometry.tile_q * 4
@@ -256,7 +258,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
 
 
 def _landed(geometry: DecodeGeometry, schedule: DecodeSchedule, barriers: Barriers):
-    if geometry.gathers:
+    if geometry.gathers and not geometry.converts:
         return tuple(barriers.edge(name, LaneCopiesEdge) for name in schedule.landed_names)
     return None if geometry.converts else barriers.edge("landed", Signals)
 

@@ -106,15 +106,16 @@ def _convert_task(
                 _read_scales(geometry, scales, converter, current.first + lane.scales)
         if number % geometry.converted_strips == 0:
             unseen = [Boolean(False)] * KEY_HALVES
-            if (number == 0) | (number == strips - geometry.converted_strips) | hides(view):  # maybe a border
-                # The task and the words are read again: there are not enough registers to keep them meanwhile.
-                known = look(shared.dealt, number_of_task)
-                first_key = (known.first_tile + number // geometry.converted_strips) * geometry.tile_kv
-                for half in cutlass.range_constexpr(KEY_HALVES):
-                    at = first_key + half * HALF_KEYS + warp * GROUP_ROWS + cute.arch.lane_idx() // LANES
-                    unseen[half] = not seen_by_any(viewers_of(view, known, heads), at)
-                for i in cutlass.range_constexpr(VECTORS):
-                    _read(words, current.first + lane.stored, i)
+            if const_expr(not geometry.gathers):  # else rows that nobody sees are zeros already
+                if (number == 0) | (number == strips - geometry.converted_strips) | hides(view):  # maybe a border
+                    # The task and the words are read again: there are not enough registers to keep them meanwhile.
+                    known = look(shared.dealt, number_of_task)
+                    first_key = (known.first_tile + number // geometry.converted_strips) * geometry.tile_kv
+                    for half in cutlass.range_constexpr(KEY_HALVES):
+                        at = first_key + half * HALF_KEYS + warp * GROUP_ROWS + cute.arch.lane_idx() // LANES
+                        unseen[half] = not seen_by_any(viewers_of(view, known, heads), at)
+                    for i in cutlass.range_constexpr(VECTORS):
+                        _read(words, current.first + lane.stored, i)
             _together(converter)  # all have read the scales, which lie where the first half will
         following = _strip_at(shared, geometry, converter, task, number + 1)
         for half in cutlass.range_constexpr(KEY_HALVES):

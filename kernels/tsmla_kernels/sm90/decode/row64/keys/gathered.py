@@ -14,8 +14,8 @@ from cutlass import Int32, const_expr
 
 from .....limits import WARPGROUP
 from .....parts.division import Divisor
-from .....parts.keys.listed import Lines, ListedKeys, entry_of, gather, names_key, row_of
-from .....parts.keys.visible import Viewers, Visibility, viewers_of
+from .....parts.keys.listed import Lines, ListedKeys, entries_of, gather, row_of, tell_there
+from .....parts.keys.visible import Visibility, viewers_of
 from .....parts.query import Query
 from ...work.task import Task, for_each_task
 from ..geometry import PATTERN_COLUMNS, TILE_KV, DecodeGeometry
@@ -25,8 +25,6 @@ from .stream import Keys, KeyStream
 from .transposed import transpose_values
 
 WARPS = WARPGROUP // 32
-HALVES = TILE_KV // 32
-"""Keys of a tile that a lane looks up."""
 
 
 class GatheredStream(KeyStream):
@@ -63,12 +61,12 @@ class GatheredTransposedStream(GatheredStream):
         transpose_values(shared, self.geometry)
 
 
-def lines_of(geometry: DecodeGeometry, strip: int) -> Lines:
-    """What a strip is, as a piece of rows."""
+def lines_of(geometry: DecodeGeometry, strip: int) -> tuple[Lines, int]:
+    """What a strip is, as a piece of rows, and the byte of a row that it begins with."""
     element_bytes = geometry.strip_dtypes[strip].bits // 8
-    line, rest = divmod(geometry.strips[strip], PATTERN_COLUMNS)
+    lines, rest = divmod(geometry.strips[strip], PATTERN_COLUMNS)
     assert rest == 0, geometry
-    return Lines(geometry.first_columns[strip] * element_bytes, PATTERN_COLUMNS * element_bytes, line)
+    return Lines(PATTERN_COLUMNS * element_bytes, lines), geometry.first_columns[strip] * element_bytes
 
 
 @cute.jit
@@ -111,21 +109,22 @@ def _gather_task(
     if const_expr(share < TILE_KV):
         own = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % WARPS * share
     at_once, first_key = min(share, 32), task.first_tile * TILE_KV + own + cute.arch.lane_idx()
-    ahead = _entries(keys.source, viewers, first_key, share)
+    ahead = entries_of(keys.source, viewers, first_key, share)
     if const_expr(query is not None):
         if task.tiles > 0:
             load_query(query, shared, geometry, task, heads)
     for index in cutlass.range(task.tiles, unroll=1):
         count, key = task.first_count + index, first_key + index * TILE_KV
         rows = tuple(row_of(keys.source, entry, key + 32 * half) for half, entry in enumerate(ahead))
-        ahead = _entries(keys.source, viewers, key + TILE_KV, share)
+        ahead = entries_of(keys.source, viewers, key + TILE_KV, share)
         for strip in strips:
             edge = shared.edges.kv[strip]
             edge.wait_empty(count)
             for piece in geometry.copied_with(strip):
+                lines, first_byte = lines_of(geometry, piece)
                 target = shared.keys.loaded[piece] + edge.stage(count) * geometry.strip_bytes[piece]
                 for half, row in enumerate(rows):
-                    gather(base, row, lines_of(geometry, piece), target, own + 32 * half, at_once)
+                    gather(base + first_byte, row, lines, target, own + 32 * half, at_once)
             shared.edges.landed[strip].arrive_behind_copies(count)
     return kept
 
@@ -145,26 +144,14 @@ def _tell_task(
 ) -> Int32:  # fmt: skip
     viewers = viewers_of(view, task, heads)
     first_key = task.first_tile * TILE_KV + cute.arch.lane_idx()
-    ahead = _entries(source, viewers, first_key)
+    ahead = entries_of(source, viewers, first_key, TILE_KV)
     for index in cutlass.range(task.tiles, unroll=1):
-        count = task.first_count + index
-        there = tuple(cute.arch.vote_ballot_sync(names_key(source, ahead[half])) for half in range(HALVES))
-        ahead = _entries(source, viewers, first_key + (index + 1) * TILE_KV)
+        count, key = task.first_count + index, first_key + index * TILE_KV
+        rows = tuple(row_of(source, entry, key + 32 * half) for half, entry in enumerate(ahead))
+        ahead = entries_of(source, viewers, key + TILE_KV, TILE_KV)
         for strip in cutlass.range_constexpr(geometry.latent_strips):
             shared.edges.landed[strip].wait_full(count)
-            if strip == 0:  # whoever read what is told of the tile before has left its first strip
-                if cute.arch.lane_idx() == 0:
-                    for half in cutlass.range_constexpr(HALVES):
-                        shared.exchange.there[half, shared.edges.kv[0].stage(count)] = there[half]
-            cute.arch.fence_view_async_shared()
-            cute.arch.sync_warp()
-            shared.edges.kv[strip].hand_over(count)
+            if const_expr(strip == 0):  # whoever read what is told of the tile before has left its first strip
+                tell_there(shared.exchange.there[None, shared.edges.kv[0].stage(count)], rows)
+            shared.edges.kv[strip].publish(count)
     return kept
-
-
-@cute.jit
-def _entries(
-    source: ListedKeys, viewers: Viewers, key: Int32, keys: cutlass.Constexpr[int] = TILE_KV
-) -> tuple[Int32, ...]:
-    """The entries of this lane's keys among `keys` of a tile; `key` is the first of them."""
-    return tuple(entry_of(source, viewers, key + 32 * half) for half in range(max(1, keys // 32)))

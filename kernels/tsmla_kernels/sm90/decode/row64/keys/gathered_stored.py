@@ -1,0 +1,92 @@
+"""The stream of rows that are gathered one by one and converted in place: loading warps copy stored rows 16 bytes a
+lane, to where bulk copies would put them.
+
+Those that convert read what lanes have copied, and make it visible to products with what they write. A key that is not
+there is zeros, scales too, and so are the values that become of it."""
+
+from __future__ import annotations
+
+import functools
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+
+from .....parts.division import Divisor
+from .....parts.keys.listed import Lines, ListedKeys, entries_of, gather, row_of, tell_there
+from .....parts.keys.visible import Visibility, viewers_of
+from .....parts.query import Query
+from ...work.task import Task, for_each_task
+from ..geometry import CONVERTERS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
+from ..load import Q_LOADER, load_query
+from ..storage import Shared
+from .converted import ConvertedStream
+from .stream import Keys
+
+
+class GatheredConvertedStream(ConvertedStream):
+    """The stream of rows that are gathered, and converted where lanes have copied them."""
+
+    def keys(self, given, source: ListedKeys) -> Keys:
+        return Keys(None, None, None, source, None, given.kv_cache)
+
+    def places(self, keys: Keys, shared: Shared) -> None:
+        """Nothing: copies by lanes need no partitioned tensors."""
+
+    def load(self, loader: int, places: None, query: Query, keys: Keys, shared: Shared, called: tuple) -> None:
+        view, heads, _ = called
+        gather_stored(query, keys, shared, self.geometry, view, heads, loader)
+
+
+@cute.jit
+def gather_stored(
+    query: Query, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
+    heads: Divisor, loader: cutlass.Constexpr[int],
+) -> None:  # fmt: skip
+    """Gather the strips that a loading warp has of every tile; one loads the query, too."""
+    act = functools.partial(_gather_task, query, keys, shared, geometry, view, heads, loader)
+    for_each_task(shared.dealt, act, Int32(0))
+
+
+@cute.jit
+def _gather_task(
+    query: Query, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
+    heads: Divisor, loader: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
+) -> Int32:  # fmt: skip
+    """Gather a task's stored rows. The warp that has the first strip tells which keys are there."""
+    viewers, source = viewers_of(view, task, heads), keys.source
+    first_key = task.first_tile * TILE_KV + cute.arch.lane_idx()
+    ahead = entries_of(source, viewers, first_key, TILE_KV)
+    if const_expr(loader == Q_LOADER):
+        if task.tiles > 0:
+            load_query(query, shared, geometry, task, heads)
+    for index in cutlass.range(task.tiles, unroll=1):
+        count, key = task.first_count + index, first_key + index * TILE_KV
+        rows = tuple(row_of(source, entry, key + 32 * half) for half, entry in enumerate(ahead))
+        ahead = entries_of(source, viewers, key + TILE_KV, TILE_KV)
+        for strip in geometry.loaded_strips(loader):
+            edge = shared.edges.kv[strip]
+            edge.wait_empty(count)
+            if const_expr(strip == 0):
+                tell_there(shared.exchange.there[None, edge.stage(count)], rows)
+                edge.hand_over(count)
+            for piece, at, first_byte, place in _pieces(geometry, strip):
+                target = shared.keys.loaded[place] + edge.stage(count) * geometry.strip_bytes[place] + at
+                for half, row in enumerate(rows):
+                    gather(keys.cache.iterator.toint() + first_byte, row, piece, target, 32 * half, 32)
+            edge.arrive_behind_copies(count)
+    return kept
+
+
+def _pieces(geometry: DecodeGeometry, strip: int) -> list[tuple[Lines, int, int, int]]:
+    """What comes with a strip: the piece's lines; where they go, in bytes from the beginning of a strip; the byte of a
+    row that the piece begins with; and the number of that strip."""
+    row = geometry.stored
+    pieces = [(Lines(geometry.d_strip, 1), geometry.stored_at, row.offset("latent") + strip * geometry.d_strip, strip)]
+    if strip < CONVERTERS:
+        pieces.append((Lines(geometry.scales_bytes, 1), 0, row.scales_offset, strip))
+    if strip + 1 == geometry.latent_strips:
+        rope = row.piece("rope")
+        assert rope.columns == PATTERN_COLUMNS, geometry
+        pieces.append((Lines(rope.bytes, 1), 0, row.offset("rope"), geometry.latent_strips))
+    return pieces
