@@ -143,14 +143,16 @@ class Lines:
 
 @cute.jit
 def gather(
-    base: Int64, row: Int32, lines: cutlass.Constexpr[Lines], target: Int32, first_key: Int32, keys: cutlass.Constexpr[int]
-) -> None:
+    base: Int64, row: Int32, lines: cutlass.Constexpr[Lines], target: Int32, first_key: Int32, keys: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int] = 8,
+) -> None:  # fmt: skip
     """Start copying a piece of up to 32 rows, by a warp. base: address of the piece in the cache's first row. row: where the row of key
     `first_key` of the tile and the lane's number lies, in the first `keys` lanes. Lines go to shared memory, where those
-    of the tile begin at `target`; where there is no row, zeros do."""
+    of the tile begin at `target`; where there is no row, zeros do. at_once: steps that
+    stand in the code one behind the other; more take more registers."""
     lane = cute.arch.lane_idx()
     own = base + (lane % lines.lanes) * VECTOR
-    for step in cutlass.range_constexpr(keys // lines.keys):
+    for step in cutlass.range(keys // lines.keys, unroll=at_once):
         first = step * lines.keys
         found = cute.arch.shuffle_sync(row, first + lane // lines.lanes)
         size = Int32(select_(found < 0, Int32(0), Int32(VECTOR)))

@@ -24,6 +24,10 @@ from .converted import ConvertedStream
 from .stream import Keys
 
 
+AT_ONCE = 4
+"""Steps of a piece's copies that stand in the code one behind the other: registers for more there are not."""
+
+
 class GatheredConvertedStream(ConvertedStream):
     """The stream of rows that are gathered, and converted where lanes have copied them."""
 
@@ -73,7 +77,7 @@ def _gather_task(
             for piece, at, first_byte, place in _pieces(geometry, strip):
                 target = shared.keys.loaded[place] + edge.stage(count) * geometry.strip_bytes[place] + at
                 for half, row in enumerate(rows):
-                    gather(keys.cache.iterator.toint() + first_byte, row, piece, target, 32 * half, 32)
+                    gather(keys.cache.iterator.toint() + first_byte, row, piece, target, 32 * half, 32, AT_ONCE)
             edge.arrive_behind_copies(count)
     return kept
 
