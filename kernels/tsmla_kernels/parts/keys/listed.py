@@ -152,11 +152,40 @@ def gather(
     stand in the code one behind the other; more take more registers."""
     lane = cute.arch.lane_idx()
     own = base + (lane % lines.lanes) * VECTOR
-    for step in cutlass.range(keys // lines.keys, unroll=at_once):
-        first = step * lines.keys
-        found = cute.arch.shuffle_sync(row, first + lane // lines.lanes)
+    steps = const_expr(keys // lines.keys)
+    if const_expr(steps <= at_once):
+        for step in cutlass.range_constexpr(steps):
+            _gather_step(own, row, lines, target, first_key, step * lines.keys)
+    else:
+        for step in cutlass.range(steps, unroll=at_once):
+            _gather_step(own, row, lines, target, first_key, step * lines.keys)
+
+
+@cute.jit
+def _gather_step(
+    own: Int64, row: Int32, lines: cutlass.Constexpr[Lines], target: Int32, first_key: Int32, step_key: Int32
+) -> None:
+    """Start copying the rows of `lines.keys` keys, from number `step_key` of those that the lanes' rows are of."""
+    lane = cute.arch.lane_idx()
+    found = cute.arch.shuffle_sync(row, step_key + lane // lines.lanes)
+    size = Int32(select_(found < 0, Int32(0), Int32(VECTOR)))
+    source = own + Int64(cutlass.max(found, 0)) * VECTOR
+    place = target + lines.place(first_key + step_key, lane)
+    for line in cutlass.range_constexpr(lines.lines):
+        copy_vector(place, 8 * line * lines.line_bytes, source, line * lines.line_bytes, size)
+
+
+@cute.jit
+def gather_whole(
+    base: Int64, row: Int32, row_vectors: cutlass.Constexpr[int], target: Int32, at_once: cutlass.Constexpr[int]
+) -> None:
+    """Start copying 32 whole rows, by a warp, to shared memory from `target` on, one behind the other. base: address of
+    the cache. row: where the row of the lane's key lies; where there is none, zeros are written."""
+    lane = cute.arch.lane_idx()
+    for step in cutlass.range(row_vectors, unroll=at_once):
+        vector = step * 32 + lane
+        key = vector // row_vectors
+        found = cute.arch.shuffle_sync(row, key)
         size = Int32(select_(found < 0, Int32(0), Int32(VECTOR)))
-        source = own + Int64(cutlass.max(found, 0)) * VECTOR
-        place = target + lines.place(first_key + first, lane)
-        for line in cutlass.range_constexpr(lines.lines):
-            copy_vector(place, 8 * line * lines.line_bytes, source, line * lines.line_bytes, size)
+        source = base + Int64(cutlass.max(found, 0) + vector - key * row_vectors) * VECTOR
+        copy_vector(target + vector * VECTOR, 0, source, 0, size)

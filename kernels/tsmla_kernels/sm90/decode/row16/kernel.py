@@ -30,7 +30,7 @@ from .gather import gather_few
 from .geometry import FewRowsGeometry
 from .load import load_apart, load_few
 from .maps import Maps, maps_of, places_of
-from .schedule import DEAL_WARP, LOAD_WARP, FewRowsSchedule
+from .schedule import DEAL_WARP, GATHER_WARPS, LOAD_WARP, FewRowsSchedule
 from .storage import shared_of
 
 
@@ -102,11 +102,14 @@ class FewRowsKernel:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
             if warp == DEAL_WARP:
                 deal(self.dealing, shared.dealt, view, terms, results.partials, False)
+            elif const_expr(geometry.gathers):
+                for gatherer in cutlass.range_constexpr(len(GATHER_WARPS)):
+                    if warp == GATHER_WARPS[gatherer]:
+                        gather_few(keys.cache, keys.source, shared, geometry, view, terms.heads, gatherer)
+                        cute.arch.griddepcontrol_launch_dependents()
             elif warp == LOAD_WARP:
                 if const_expr(geometry.apart):
                     load_apart(places_of(geometry, keys.maps, base + BARRIER_BYTES), keys.source, shared, geometry)
-                elif const_expr(geometry.gathers):
-                    gather_few(keys.cache, keys.source, shared, geometry, view, terms.heads)
                 else:
                     load_few(keys.cache, keys.source, shared, geometry)
                 # As in `row64`: earlier, the combine's CTAs would all go where CTAs without work leave.

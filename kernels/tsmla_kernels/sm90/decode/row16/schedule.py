@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 
 from ....limits import WARPGROUP, registers_at_launch
-from ....parts.edges import Copies, EdgeSpec, EdgeTable, Role, Warps
+from ....parts.edges import Copies, EdgeSpec, EdgeTable, LaneCopies, Party, Role, Warps
 from ..work.ring import DEALT_AT, TASK_RING, TASK_WORDS
 from .geometry import STAGES, TEAM_WARPS, TEAMS, FewRowsGeometry
 
 LOAD_WARP, DEAL_WARP = 0, 2
+GATHER_WARPS = (0, 1)
+"""Warps that gather, where rows are gathered, each half of a tile's keys."""
 TEAM_BARRIER, ALL_BARRIER = 1, 3
 """Named barriers: of the first team, and of both."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FewRowsSchedule:
-    """Who does what in the Hopper decode of few rows: warpgroup 0 loads (warp 0) and deals (warp 2); the two others are
-    teams that attend."""
+    """Who does what in the Hopper decode of few rows: warpgroup 0 loads (warp 0, or 0 and 1 where rows are gathered) and
+    deals (warp 2); the two others are teams that attend."""
 
     geometry: FewRowsGeometry
     load_registers: int = 40
@@ -29,7 +31,9 @@ class FewRowsSchedule:
 
     @property
     def load(self) -> Role:
-        return Role("gather_few" if self.geometry.gathers else "load_few", (LOAD_WARP,), self.load_registers)
+        if self.geometry.gathers:
+            return Role("gather_few", GATHER_WARPS, self.load_registers)
+        return Role("load_few", (LOAD_WARP,), self.load_registers)
 
     @property
     def deal(self) -> Role:
@@ -45,12 +49,16 @@ class FewRowsSchedule:
 
     @property
     def edges(self) -> EdgeTable:
-        """Edges of the Hopper decode of few rows: `kv` are tiles, `dealt` tasks."""
+        """Edges of the Hopper decode of few rows: `kv` are tiles, `dealt` tasks. Where rows are gathered, warps also say
+        that they have told which keys of a tile are there."""
         team = (Warps(self.attend, TEAMS, "the team that has the tile"),)
         told = (Warps(self.load), Warps(self.attend))
+        filled_by: tuple[Party, ...] = (Copies(self.load),)
+        if self.geometry.gathers:
+            filled_by = (LaneCopies(self.load), Warps(self.load))
         return EdgeTable(
             (
-                EdgeSpec("kv", (Copies(self.load),), team, STAGES, self.geometry.stage_bytes),
+                EdgeSpec("kv", filled_by, team, STAGES, self.geometry.stage_bytes),
                 EdgeSpec("dealt", (Warps(self.deal),), told, TASK_RING, TASK_WORDS * 4),
             ),
             DEALT_AT,

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ....parts.hopper.storage import BARRIER_BYTES
-from ....parts.pipeline import Barriers, TmaEdge, WarpEdge
+from ....parts.pipeline import Barriers, LaneCopiesEdge, TmaEdge, WarpEdge
 from ..work.ring import DEALT_AT, TASK_RING, TASK_WORDS
 from ..work.task import Dealt
 from .geometry import THERE_AT, TILE_KV
@@ -24,15 +24,15 @@ class Shared(NamedTuple):
     ends: Int32
     largest: Int32
     there: Int32
-    kv_edge: TmaEdge
+    kv_edge: TmaEdge | LaneCopiesEdge
     dealt: Dealt
 
 
-def there_of(shared: Shared, stage: Int32) -> cute.Tensor:
-    """Which keys of the tile in a stage are there, a bit for each, where rows are gathered."""
+def there_of(shared: Shared, stage: Int32, word: int = 0) -> cute.Tensor:
+    """Which keys of the tile in a stage are there, where rows are gathered: a bit for each, from word `word` on."""
     words = TILE_KV // 32
-    pointer = cute.make_ptr(Int32, shared.there + stage * words * 4, cute.AddressSpace.smem, assumed_align=8)
-    return cute.make_tensor(pointer, cute.make_layout(words))
+    pointer = cute.make_ptr(Int32, shared.there + (stage * words + word) * 4, cute.AddressSpace.smem, assumed_align=4)
+    return cute.make_tensor(pointer, cute.make_layout(words - word))
 
 
 def shared_of(schedule: FewRowsSchedule, base: cute.Pointer, barriers: Barriers) -> Shared:
@@ -45,6 +45,6 @@ def shared_of(schedule: FewRowsSchedule, base: cute.Pointer, barriers: Barriers)
         ends=(base + geometry.ends_at).toint(),
         largest=(base + geometry.largest_at).toint(),
         there=(base + THERE_AT).toint(),
-        kv_edge=barriers.edge("kv", TmaEdge),
+        kv_edge=barriers.edge("kv", LaneCopiesEdge if geometry.gathers else TmaEdge),
         dealt=Dealt(tasks, barriers.edge("dealt", WarpEdge)),
     )

@@ -107,12 +107,15 @@ class Row64Kernel:
                 for loader in cutlass.range_constexpr(len(LOAD_WARPS)):
                     if warp == LOAD_WARPS[loader]:
                         self.stream.load(loader, places, query, keys, shared, (view, heads, varying))
-                # The combine's CTAs may come now. Earlier, all would go where CTAs without work leave: to few SMs.
-                cute.arch.griddepcontrol_launch_dependents()
+                if const_expr(not geometry.helpers_gather):
+                    # The combine's CTAs may come now. Earlier, all would go where CTAs without work leave: to few SMs.
+                    cute.arch.griddepcontrol_launch_dependents()
         elif warp >= 3 * WARPGROUP // 32:
             if const_expr(schedule.helpers > 0):
                 cute.arch.setmaxregister_decrease(schedule.helper_registers)
                 self.stream.help(keys, shared, view, heads)
+                if const_expr(geometry.helpers_gather):
+                    cute.arch.griddepcontrol_launch_dependents()
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
             attending = Attending(products, view, heads, results, softmax_scale, keys.scales)
