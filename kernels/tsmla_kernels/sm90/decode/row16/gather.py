@@ -20,7 +20,7 @@ from .storage import Shared, there_of
 
 SHARE = 32
 """Keys of a tile that a warp brings, one in each lane."""
-AT_ONCE = 4
+AT_ONCE = 8
 """Steps of a tile's copies that stand in the code one behind the other."""
 
 
