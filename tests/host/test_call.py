@@ -63,6 +63,7 @@ PACKED = {"max_q_len": 2}
 TOGETHER = {"positions", "cos_sin_cache", "rope_interleaved"}
 """Arguments of which a call has all or none."""
 PARTS, Q_LEN, PROCESSORS = "the plan's (`plan_decode`)", "max_q_len, or query's q_len", "the GPU's SMs"
+ENTRY_KEYS = "1 with indices, else kv_cache's page_size"
 
 
 @pytest.fixture
@@ -198,6 +199,8 @@ def test_operators_launch_in_the_order_of_the_table(variant, packed, launches) -
                 assert got > 0
             elif argument.given == Q_LEN:
                 assert got == SIZES["q_len"]
+            elif argument.given == ENTRY_KEYS:
+                assert got == SIZES["page_size"]
             elif argument.given == PROCESSORS:
                 assert got == SMS
             else:

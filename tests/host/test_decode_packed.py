@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from decode_calls import BATCH, HEADS, inputs, ints
+from decode_calls import BATCH, HEADS, PAGE, inputs, ints
 from launches import SMS, processors
 from refusing import Recorder
 from tsmla import ArgumentError
@@ -37,7 +37,7 @@ def test_the_kernel_gets_one_request_of_all_tokens(recorder):
     assert arguments[6] is given["cum_seq_lens_q"]
     assert arguments[7].shape == (BATCH, TOKENS) and arguments[7].stride() == (0, 1)
     assert arguments[9].data_ptr() == out.data_ptr() and arguments[10].data_ptr() == lse.data_ptr()
-    assert arguments[-3:] == (5, plan_decode(Arch.SM90A, SMS, BATCH, 5, HEADS, 300, True).parts, 0)
+    assert arguments[-4:] == (5, PAGE, plan_decode(Arch.SM90A, SMS, BATCH, 5, HEADS, 300, True).parts, 0)
     assert out.shape == (TOKENS, HEADS, 512) and lse.shape == (TOKENS, HEADS)
 
 
@@ -107,7 +107,7 @@ def test_a_request_may_have_all_rows_that_its_row_tiles_can_count(recorder):
     """No more: kernels would divide by no row tiles, or count them down from 0."""
     tsmla_decode(**packed(max_q_len=2**29 - 32, workspace_buffer=torch.empty(2**26, dtype=torch.int8)))
     (arguments,) = recorder.launches
-    assert arguments[-3] == 2**29 - 32
+    assert arguments[-4] == 2**29 - 32
 
 
 def test_results_of_a_pack_are_refused_without_one(recorder):

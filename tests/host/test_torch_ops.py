@@ -36,12 +36,13 @@ SCHEMAS = {
     "Tensor? query_pe=None, "
     "Tensor? key_pe=None) -> ()",
     "decode": "tsmla::decode(Tensor query, Tensor kv_cache, Tensor(a!) workspace_buffer, SymInt kv_lora_rank, "
-    "SymInt qk_rope_head_dim, Tensor block_tables, Tensor seq_lens, SymInt max_seq_len, float softmax_scale, "
+    "SymInt qk_rope_head_dim, Tensor? block_tables, Tensor? seq_lens, SymInt? max_seq_len, float softmax_scale, "
     "Tensor(b!) out, *, float output_scale=1., bool causal_mask=True, SymInt window_left=-1, bool enable_pdl=False, "
     "Tensor? causal_seqs=None, SymInt cp_world=1, SymInt cp_rank=0, SymInt cp_interleave_size=1, "
     "SymInt min_split_kv=1, Tensor? local_visible_lens=None, float lse_base=2., Tensor? sinks=None, "
     "bool lse_includes_sink=False, Tensor(c!)? lse=None, Tensor? cum_seq_lens_q=None, SymInt? max_q_len=None, "
-    "bool batch_invariant=False, Tensor? query_pe=None, Tensor? query_scales=None, Tensor? rope_cache=None, "
+    "bool batch_invariant=False, Tensor? indices=None, Tensor? topk_length=None, "
+    "Tensor? query_pe=None, Tensor? query_scales=None, Tensor? rope_cache=None, "
     "Tensor? scale_cache=None) -> ()",
     "pack": "tsmla::pack(Tensor k_nope, Tensor k_pe, Tensor v, Tensor(a!) k_out, Tensor(b!) v_out, "
     "ScalarType fp8_dtype, *, float k_scale_inv=1., float v_scale_inv=1., bool enable_pdl=False) -> ()",
@@ -425,6 +426,28 @@ def test_pairs_and_earlier_results_pass_through(stand_ins) -> None:
         assert all(torch.equal(a, b) for a, b in zip(earlier, want, strict=True))
     with pytest.raises(Exception, match="tsmla_prefill: query is a tuple of 3; it must be a tensor or a tuple of 2"):
         compile(lambda call: tsmla.tsmla_prefill(**call))({**call, "query": (key, key, key)})
+
+
+@pytest.mark.parametrize("shape", [(BATCH, 3), (TOKENS,)], ids=["requests", "packed"])
+def test_chosen_keys_pass_through(stand_ins, shape) -> None:
+    """Lists of keys take the place of page tables and lengths, which are None then."""
+    count = torch.Size(shape).numel()
+    call = {**required(DECODE), "query": random(*shape, HEADS, 576), "out": random(*shape, HEADS, 512)}
+    call |= {name: None for name in ("block_tables", "seq_lens", "max_seq_len")}
+    call |= {"indices": ints(*range(count * 7)).view(*shape, 7), "topk_length": ints(*range(count)).view(shape)}
+    lse = torch.zeros(*shape, HEADS)
+    operator = torch.ops.tsmla.decode.default
+    positional = [call[name] for name in required(DECODE)]
+    options = {"indices": call["indices"], "topk_length": call["topk_length"], "lse": lse}
+    assert set(torch.library.opcheck(operator, tuple(positional), options).values()) == {"SUCCESS"}
+    del call["out"]
+    want = tsmla.tsmla_decode(**call, return_lse=True)
+    got = compile(lambda call: tsmla.tsmla_decode(**call, return_lse=True))(call)
+    for one, other in zip(got, want, strict=True):
+        assert one.shape == other.shape and one.stride() == other.stride() and torch.equal(one, other)
+    assert all(variant.gathers for variant in stand_ins)
+    other = {**call, "topk_length": call["topk_length"] + 1}
+    assert not torch.equal(want[0], tsmla.tsmla_decode(**other)), "the kernel is not told of the lengths"
 
 
 def test_tensors_on_a_cpu_are_named() -> None:

@@ -4,19 +4,35 @@ in pages of one."""
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, TsmlaError
 from ..identity.call import DECODE
+from . import checks
 from .capture import is_capturing
 
 _OPERATOR = DECODE.name
 _LARGEST_INT = 2**31 - 1
+_MOST_BYTES = 2**35
+"""Bytes of a cache that places of rows reach: they are 32-bit numbers of vectors of 16 bytes."""
 _LEAST_KEPT = 1 << 14
 _every_key: dict[tuple[torch.device, int], torch.Tensor] = {}
 """GPU and number of query tokens, in powers of two -> lengths beyond those of any list."""
+_WITHOUT = {
+    **dict.fromkeys(("block_tables", "seq_lens", "max_seq_len"), (None, "indices take its place")),
+    **dict.fromkeys(
+        ("cum_seq_lens_q", "max_q_len"),
+        (None, "each query token has its own list, whichever request it is of; a pack is a query [tokens, heads, 576]"),
+    ),
+    **dict.fromkeys(
+        ("causal_seqs", "local_visible_lens"), (None, "a query token sees the keys of its list and no others")
+    ),
+    "window_left": (-1, "a query token sees the keys of its list and no others"),
+    "cp_world": (1, "on each rank, indices are slots of its own cache, and -1 for keys of other ranks"),
+}
+"""Arguments that indices leave no meaning -> what they must be beside these, and why."""
 
 
 class Requests(NamedTuple):
@@ -34,92 +50,132 @@ class Requests(NamedTuple):
     shape: torch.Size
 
 
-def as_requests(
-    query: Any, indices: Any, topk_length: Any, out: Any, lse: Any, instead: dict[str, Any], refused: dict[str, Any]
-) -> Requests:
-    """Return the requests of a call. instead: arguments that `indices` take the place of. refused: arguments that say
-    which keys are seen, which is what `indices` say; each is None where it is left out."""
-    for name, value in instead.items():
-        if value is not None:
-            raise ArgumentError(f"{_OPERATOR}: indices take the place of {name}, which must be None beside them")
-    for name, value in refused.items():
-        if value is not None:
-            raise ArgumentError(
-                f"{_OPERATOR}: {name} is given beside indices; which keys a query token sees, they alone say"
-            )
+def as_requests(query: Any, indices: Any, topk_length: Any, out: Any, lse: Any, *others: Any) -> Requests:
+    """Return the requests of a call. others: arguments that indices leave no meaning, in the order of `_WITHOUT`."""
+    for (name, (accepted, why)), value in zip(_WITHOUT.items(), others, strict=True):
+        if value is not accepted:
+            _refuse_beside_indices(name, value, accepted, why)
     latent = query[0] if type(query) is tuple and query else query
-    for name, tensor in (("query", latent), ("indices", indices)):
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(f"{_OPERATOR}: {name} must be a tensor, not {type(tensor).__name__}")
-    shape = latent.shape[:-2]
-    if latent.ndim not in (3, 4):
-        raise ArgumentError(
-            f"{_OPERATOR}: query has shape {list(latent.shape)}; with indices it must be [batch, q_len, heads, 576] or "
-            "[tokens, heads, 576]"
+    try:
+        shape = latent.shape[:-2]
+        if latent.ndim not in (3, 4) or indices.ndim != len(shape) + 1 or indices.shape[:-1] != shape:
+            _refuse_shapes(latent, indices)
+        tokens, top_k = math.prod(shape), indices.shape[-1]
+        return Requests(
+            tuple(_one_token(x, shape) for x in query) if type(query) is tuple else _one_token(query, shape),
+            indices.reshape(tokens, top_k),
+            _lengths(topk_length, shape, tokens, indices.device),
+            max(1, top_k),
+            _result(out, "out", shape),
+            _result(lse, "lse", shape),
+            shape,
         )
-    if indices.ndim != len(shape) + 1 or indices.shape[:-1] != shape:
-        raise ArgumentError(
-            f"{_OPERATOR}: indices has shape {list(indices.shape)}; it must be {[*shape, 'top_k']}, a list for each "
-            "query token"
-        )
-    tokens, top_k = math.prod(shape), indices.shape[-1]
-    return Requests(
-        tuple(_one_token(piece, len(shape)) for piece in query) if type(query) is tuple else _one_token(query, len(shape)),
-        indices.flatten(0, -2) if indices.ndim == 3 else indices,
-        _lengths(topk_length, shape, tokens, indices.device),
-        max(1, top_k),
-        _result(out, "out", shape),
-        _result(lse, "lse", shape),
-        shape,
-    )  # fmt: skip
+    except TsmlaError:
+        raise
+    except Exception:
+        named = {"query": latent, "indices": indices, "topk_length": topk_length, "out": out, "lse": lse}
+        for name, tensor in named.items():
+            if name in ("query", "indices") or tensor is not None:
+                checks.stored(_OPERATOR, name, tensor)
+        raise
 
 
-def _one_token(piece: Any, dims: int) -> Any:
+def _refuse_beside_indices(name: str, value: Any, accepted: int | None, why: str) -> None:
+    """Refuse an argument that indices leave no meaning, unless it is another spelling of the accepted integer."""
+    if accepted is None or checks.integer(_OPERATOR, name, value, -_LARGEST_INT, _LARGEST_INT) != accepted:
+        given = f"is {checks.spelled(value)}" if isinstance(value, int) else "is given"
+        raise ArgumentError(f"{_OPERATOR}: {name} {given} beside indices; it must be {accepted}: {why}")
+
+
+def _refuse_shapes(query: Any, indices: Any) -> NoReturn:
+    for name, tensor in (("query", query), ("indices", indices)):
+        checks.stored(_OPERATOR, name, tensor)
+    given = list(query.shape)
+    if query.ndim not in (3, 4):
+        wanted = "[batch, q_len, heads, 576] or [tokens, heads, 576]"
+        raise ArgumentError(f"{_OPERATOR}: query has shape {given}; with indices it must be {wanted}")
+    wanted = f"[{', '.join(map(str, given[:-2]))}, top_k]"
+    raise ArgumentError(
+        f"{_OPERATOR}: indices has shape {list(indices.shape)}; it must be {wanted}, a list for each query token of "
+        f"query {given}"
+    )
+
+
+def _one_token(piece: Any, shape: torch.Size) -> Any:
     """View rows [.., heads, columns], or scales [.., heads], of query tokens as those of requests of one token."""
-    return (piece.flatten(0, 1) if dims == 2 else piece).unsqueeze(1)
+    if len(shape) == 2 and piece.shape[:2] == shape:
+        return piece.flatten(0, 1).unsqueeze(1)
+    return piece.unsqueeze(1) if len(shape) == 1 else piece
 
 
 def _lengths(given: Any, shape: torch.Size, tokens: int, device: torch.device) -> torch.Tensor:
     if given is None:
         return _all(tokens, device)
-    if not isinstance(given, torch.Tensor):
-        raise ArgumentError(f"{_OPERATOR}: topk_length must be a tensor, not {type(given).__name__}")
     if given.shape == shape:
-        return given.flatten()
+        return given.reshape(tokens) if len(shape) == 2 else given
     if len(shape) == 2 and given.shape == shape[:1]:
-        return given[:, None].expand(shape).reshape(-1)
-    wanted = f"{list(shape)} or {list(shape[:1])}" if len(shape) == 2 else f"{list(shape)}"
+        return given[:, None].expand(shape).reshape(tokens)
+    checks.stored(_OPERATOR, "topk_length", given)
+    wanted = f"{list(shape)}, or {list(shape[:1])} for lists of one length" if len(shape) == 2 else f"{list(shape)}"
     raise ArgumentError(f"{_OPERATOR}: topk_length has shape {list(given.shape)}; it must be {wanted}")
 
 
 def _all(tokens: int, device: torch.device) -> torch.Tensor:
-    """Return lengths beyond any list's. They are kept for good, so that calls launch nothing more and graphs may refer to
-    them; what is made while a CUDA graph is captured belongs to the graph, and is not."""
+    """Return lengths beyond any list's. They are kept for good, so that calls launch nothing more and graphs may refer
+    to them; what is made while a CUDA graph is captured belongs to the graph, and is not."""
     kept = _every_key.get((device, size := max(_LEAST_KEPT, 1 << (max(tokens, 1) - 1).bit_length())))
     if kept is None:
-        kept = torch.full((size,), _LARGEST_INT, dtype=torch.int32, device=device)
-        if not is_capturing():
-            _every_key[device, size] = kept
+        if is_capturing():
+            return torch.full((tokens,), _LARGEST_INT, dtype=torch.int32, device=device)
+        # A copy from the CPU is waited for: later calls may be on other streams.
+        kept = _every_key[device, size] = torch.full((size,), _LARGEST_INT, dtype=torch.int32).to(device)
     return kept[:tokens]
 
 
 def _result(given: Any, name: str, shape: torch.Size) -> Any:
     """View a result that the caller gives as one of requests of one token each."""
-    if not isinstance(given, torch.Tensor):
-        return given
+    if given is None:
+        return None
     if given.shape[: len(shape)] != shape:
-        raise ArgumentError(f"{_OPERATOR}: {name} has shape {list(given.shape)}; it must begin with {list(shape)}")
-    if len(shape) == 1:
-        return given.unsqueeze(1)
-    try:
-        return given.view(-1, 1, *given.shape[2:])
-    except RuntimeError:
+        checks.stored(_OPERATOR, name, given)
         raise ArgumentError(
-            f"{_OPERATOR}: {name} has strides {list(given.stride())}; with indices, those of its first two dimensions "
-            "must be those of one"
+            f"{_OPERATOR}: {name} has shape {list(given.shape)}; its query tokens must be query's, {list(shape)}"
+        )
+    try:
+        return given.view(math.prod(shape), 1, *given.shape[len(shape) :])
+    except RuntimeError:
+        checks.stored(_OPERATOR, name, given)
+        raise ArgumentError(
+            f"{_OPERATOR}: {name} has shape {list(given.shape)} and strides {given.stride()}; with indices, its first "
+            "two dimensions must lie in memory as one"
         ) from None
 
 
 def as_given(shape: torch.Size, *results: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """Return results of requests of one token each with the dimensions of the query tokens."""
     return tuple(None if x is None else x.view(*shape, *x.shape[2:]) for x in results)
+
+
+def none_counts(lists: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the indices and lengths of a call whose query tokens see nothing, from requests' lists [tokens, top_k]."""
+    return lists.unsqueeze(1), lists.new_zeros(len(lists))
+
+
+def in_words_of_lists(error: ArgumentError) -> ArgumentError:
+    """Say in an error about shapes why these have other dimensions than the caller's."""
+    if " has shape " not in str(error):
+        return error
+    return type(error)(f"{error} (with indices, each query token counts as a request of one token)")
+
+
+def check_cache(kv_cache: torch.Tensor, page_size: int) -> None:
+    """Refuse a cache whose rows cannot be found one by one: pages without rows, or more bytes than places count."""
+    if page_size == 0:
+        raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of 0 keys; they must have at least one")
+    pages, row = kv_cache.shape[0], kv_cache.shape[-1]
+    reach = (max(pages - 1, 0) * kv_cache.stride(0) + page_size * row) * kv_cache.element_size()
+    if reach >= _MOST_BYTES:
+        raise ArgumentError(
+            f"{_OPERATOR}: kv_cache reaches over {reach} bytes from its first key to its last; with indices it must be "
+            f"less than {_MOST_BYTES} (32 GiB)"
+        )

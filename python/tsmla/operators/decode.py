@@ -20,7 +20,7 @@ from . import checks, chosen_keys, decode_rows, examine, traced, written
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .decode_options import MAX_MIN_SPLIT, check_options, context_parallel, is_packed
 from .workspace import multiprocessors, sized
-from .written import Served
+from .written import Given, Served
 
 _OPERATOR = DECODE.name
 _kind = examine.kind_of(DECODE)
@@ -145,15 +145,19 @@ def tsmla_decode(
         batch_invariant: a request's results have the same bits whatever else is in the batch, packed or not, and
             however many SMs there are. Its keys are then not split among SMs, so that few or long requests leave most
             of them idle.
-
-        indices: [batch, q_len, top_k] int32, or [tokens, top_k] for a query [tokens, heads, 576]: the keys of each query
-            token (sparse attention), in any order. They take the place of block_tables, seq_lens and max_seq_len, which
-            must be None; causal_mask, window_left and the arguments of context parallelism are not looked at or must be
-            left out, since the lists say what is seen. An index is a slot of the cache: page * page_size + row. One
-            that is negative or not below pages * page_size names no key; one that stands twice counts twice. A cache may
-            then have pages of any size. Without LSE to write into, one is allocated all the same.
-        topk_length: [batch], [batch, q_len] or [tokens] int32 or int64: only so many of the first indices of each list
-            count. All when None.
+        indices: [batch, q_len, top_k] int32, or [tokens, top_k] for a query [tokens, heads, 576]: the list of keys of
+            each query token (sparse attention), in any order, any top_k. An index is a slot of the cache: page *
+            page_size + row. One that is negative, or not below pages * page_size, names no key; one that stands twice
+            counts twice. With indices:
+            - block_tables, seq_lens and max_seq_len are None, and causal_seqs, local_visible_lens, window_left,
+              cum_seq_lens_q, max_q_len and cp_world are left out. causal_mask is not looked at: lists alone say what a
+              token sees. On a rank of context parallelism, keys of other ranks are -1.
+            - kv_cache may have pages of any size, at less than 32 GiB from its first key to its last.
+            - the workspace is `decode_workspace_size(batch * q_len, 1, heads, top_k)`; the formula above is enough.
+            - the first two dimensions of query and indices lie in memory as one, or they are copied; those of out and
+              lse must. An LSE is allocated even where none is asked for.
+        topk_length: [batch], [batch, q_len] or [tokens] int32 or int64, with indices: only so many of the first indices
+            of each list count, none where it is negative. All when None.
 
     Returns:
         out, or (out, lse) with lse [batch, q_len, heads] float32, or [tokens, heads] with cum_seq_lens_q, **base 2**:
@@ -186,16 +190,12 @@ def tsmla_decode(
     if chosen:
         query, block_tables, seq_lens, max_seq_len, out, lse, tokens_shape = chosen_keys.as_requests(
             query, indices, topk_length, out, lse,
-            {"block_tables": block_tables, "seq_lens": seq_lens, "max_seq_len": max_seq_len},
-            {
-                "cum_seq_lens_q": cum_seq_lens_q, "max_q_len": max_q_len, "causal_seqs": causal_seqs,
-                "local_visible_lens": local_visible_lens, "window_left": None if window_left == -1 else window_left,
-                "cp_world": None if cp_world == 1 else cp_world,
-            },
+            block_tables, seq_lens, max_seq_len, cum_seq_lens_q, max_q_len, causal_seqs, local_visible_lens,
+            window_left, cp_world,
         )  # fmt: skip
-        causal_mask = False
+        causal_mask = False  # noqa: F841, the kernel gets it
     elif topk_length is not None:
-        raise ArgumentError(f"{_OPERATOR}: topk_length is given but indices are not")
+        raise ArgumentError(f"{_OPERATOR}: topk_length is given but indices is not; it is of their lists")
     if not (
         type(max_seq_len) is type(window_left) is type(cp_world) is type(cp_rank) is type(cp_interleave_size) is int
         and type(min_split_kv) is int
@@ -204,7 +204,7 @@ def tsmla_decode(
         and SMALLEST_FLOAT32 <= softmax_scale <= LARGEST_SCORES_FACTOR
         and -LARGEST_FLOAT32 <= output_scale <= LARGEST_FLOAT32
     ):
-        max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 1, _LARGEST_INT)
+        max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 1, _LARGEST_INT)  # type: ignore[arg-type]
         window_left = checks.integer(_OPERATOR, "window_left", window_left, -1, _LARGEST_INT)
         cp_world, cp_rank, cp_interleave_size = context_parallel(cp_world, cp_rank, cp_interleave_size)
         min_split_kv = checks.integer(_OPERATOR, "min_split_kv", min_split_kv, 1, MAX_MIN_SPLIT)
@@ -225,7 +225,8 @@ def tsmla_decode(
     tensors, options = written.tensors(), written.options(longest, chosen)
     try:
         packed, shape = cum_seq_lens_q is not None, query.shape  # type: ignore[union-attr]
-        kind = _kind(tensors, shape[1:] if packed else shape, options, block_tables.nbytes > 0)
+        has_entries = block_tables.nbytes > 0  # type: ignore[union-attr]
+        kind = _kind(tensors, shape[1:] if packed else shape, options, has_entries)
         served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
         if not served.workspace_bytes <= workspace_buffer.nbytes <= _LARGEST_INT:
             workspace_buffer = sized(workspace_buffer, served.workspace_bytes)
@@ -242,11 +243,11 @@ def tsmla_decode(
                 kv_cache = decode_rows.page_of_zeros(kv_cache, rope_cache, scale_cache)
                 if not chosen:
                     return tsmla_decode(**written.keywords())
-                indices, topk_length = block_tables.unsqueeze(1), seq_lens.new_zeros(len(seq_lens))
+                indices, topk_length = chosen_keys.none_counts(block_tables)
                 tsmla_decode(**written.keywords(block_tables=None, seq_lens=None, max_seq_len=None))
         elif packed:
             if local_visible_lens is not None:
-                local_visible_lens = local_visible_lens.expand(len(seq_lens), -1)
+                local_visible_lens = local_visible_lens.expand(len(seq_lens), -1)  # type: ignore[arg-type]
             served.kernel(*written.packed_arguments(served, local_visible_lens))
         else:
             served.kernel(*written.arguments(served))
@@ -261,13 +262,20 @@ def tsmla_decode(
 
 
 def _examined(tensors: tuple, options: tuple) -> Served:
-    """Check everything about a call, and return what serves it.
-
-    launches: whether there is anything to launch, and a page that the kernel could be given. has_lse: whether the kernel
-    writes an LSE. new_out, new_lse: make the
-    results; those of packed tokens are made from the number of tokens.
-    """
+    """Check everything about a call, and return what serves it."""
     call = written.given(DECODE, tensors, options)
+    try:
+        return _served(call, tensors)
+    except ArgumentError as error:
+        raise (chosen_keys.in_words_of_lists(error) if call.chosen else error) from None
+
+
+def _served(call: Given, tensors: tuple) -> Served:
+    """Check a call and return what serves it.
+
+    launches: whether there is anything to launch, and a page that the kernel could be given. has_lse: whether the
+    kernel writes an LSE. new_out, new_lse: make the results; those of packed tokens are made from the number of tokens.
+    """
     query, q_pe, kv_cache, lse = call.query, call.q_pe, call.kv_cache, call.lse
     packed = is_packed(query, call.cum_seq_lens_q, call.max_q_len)
     called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
@@ -276,12 +284,13 @@ def _examined(tensors: tuple, options: tuple) -> Served:
         called["kv_cache"] = "kv_cache[0]"
     elif call.query_scales is not None:
         decode_rows.refuse_scales()
+    if call.chosen:
+        called |= {"block_tables": "indices", "seq_lens": "topk_length"}
     examination = examine.Examination(DECODE, tensors, called, columns, packed)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
     wants_lse = call.return_lse or lse is not None
-    gathers = call.chosen
-    variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse or gathers, row, gathers)
+    variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse or call.chosen, row, call.chosen)
     if packed:
         q_len = checks.integer(_OPERATOR, "max_q_len", call.max_q_len, 1, _LARGEST_INT)
     else:
@@ -294,7 +303,9 @@ def _examined(tensors: tuple, options: tuple) -> Served:
             f"{_OPERATOR}: {what} is {q_len} and query has {heads} heads; a request may have {_MOST_ROWS} rows (query "
             "tokens x heads) at most"
         )
-    if not call.chosen and sizes["page_size"] not in PAGE_SIZES:
+    if call.chosen:
+        chosen_keys.check_cache(kv_cache, sizes["page_size"])
+    elif sizes["page_size"] not in PAGE_SIZES:
         accepted = checks.listed(PAGE_SIZES)
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {accepted}")
     check_options(call)

@@ -78,7 +78,8 @@ def schema(operator: Operator, function: Callable[..., Any], not_read: Mapping[s
         if name == "merge_into":
             optional.append("bool merges=False")
             continue
-        kind, _, may_be_none = parameter.annotation.partition(" | ")
+        kind, _, others = parameter.annotation.partition(" | ")
+        may_be_none = others.endswith("None")
         kind, argument = _SCHEMA_TYPES.get(kind, kind), tensors.get(name)
         if argument and (argument.written or argument.scratch):
             kind += f"({next(aliases)}!)"
