@@ -9,6 +9,7 @@ from typing import Any
 import decode_reference
 import prefill_reference
 import torch
+from chosen_reference import Chosen
 from decode_reference import LATENT, Problem, make_problem
 from tsmla.compat import flash_mla, flashinfer, tokenspeed_mla
 
@@ -33,6 +34,33 @@ def by_flash_mla(problem: Problem, **changes: Any) -> tuple[torch.Tensor, torch.
     assert lse.shape == (batch, heads, q_len) and lse.is_contiguous()
     assert not (lse == -math.inf).any(), "an empty row has +inf"
     return out, lse.where(lse != math.inf, -math.inf).transpose(1, 2) / LN2
+
+
+def chosen_by_flash_mla(chosen: Chosen) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, LSE) of FlashMLA's face for chosen keys, as tsmla_decode would give them; tables and lengths are None."""
+    metadata, splits = flash_mla.get_mla_metadata()
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        chosen.query, chosen.kv_cache.unsqueeze(2), None, None, LATENT, metadata, splits,
+        softmax_scale=chosen.alone.softmax_scale, indices=chosen.indices, topk_length=chosen.topk_length,
+        attn_sink=chosen.alone.sinks,
+    )  # fmt: skip
+    torch.cuda.synchronize()
+    assert lse.is_contiguous() and not (lse == -math.inf).any(), "an empty row has +inf"
+    return out, lse.where(lse != math.inf, -math.inf).transpose(1, 2) / LN2
+
+
+def chosen_by_flashinfer(chosen: Chosen) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, base-2 LSE) of trtllm_batch_decode_with_kv_cache_mla for chosen keys, with lengths for each token's list."""
+    given = chosen.arguments()
+    out, lse = flashinfer.trtllm_batch_decode_with_kv_cache_mla(
+        **{name: given[name] for name in ("query", "workspace_buffer", "kv_lora_rank", "qk_rope_head_dim", "out")},
+        kv_cache=chosen.kv_cache.unsqueeze(1), qk_nope_head_dim=128, block_tables=chosen.indices, seq_lens=None,
+        max_seq_len=0, sparse_mla_top_k=chosen.indices.shape[-1], bmm1_scale=chosen.alone.softmax_scale,
+        bmm2_scale=chosen.alone.output_scale, return_lse=True,
+        sparse_mla_top_k_lens=None if chosen.topk_length is None else chosen.topk_length.flatten(),
+    )  # fmt: skip
+    torch.cuda.synchronize()
+    return out, lse.view(chosen.query.shape[:-1])
 
 
 def by_flashinfer(problem: Problem, natural: bool, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:

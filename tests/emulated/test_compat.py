@@ -7,12 +7,15 @@ import dataclasses
 import prefill_reference
 import pytest
 import torch
+from chosen_reference import make_chosen
 from compat_reference import (
     by_flash_mla,
     by_flashinfer,
     by_ragged_prefill,
     by_tokenspeed_prefill,
     by_wrapper,
+    chosen_by_flash_mla,
+    chosen_by_flashinfer,
     make_ragged,
 )
 from decode_reference import Sight, judge, make_problem
@@ -36,6 +39,20 @@ def test_flash_mla_of_8_bits(gpu):
     descale_q, descale_k = (torch.tensor([value], device="cuda") for value in (0.25, 0.5))
     scale = problem.softmax_scale / 0.25 / 0.5
     judge(problem, *by_flash_mla(problem, softmax_scale=scale, descale_q=descale_q, descale_k=descale_k))
+
+
+@pytest.mark.parametrize("face", [chosen_by_flash_mla, chosen_by_flashinfer])
+def test_chosen_keys(gpu, face):
+    """Lists of tokens of one request; one that counts none of its keys, and one whose keys are all outside."""
+    indices = torch.randint(-20, 12 * 61 + 20, (6, 130))
+    indices[5] = -1
+    sinks = torch.randn(HEADS, device="cuda") if face is chosen_by_flash_mla else None
+    chosen = make_chosen(
+        (3, 2), HEADS, 130, page_size=61, lengths=[130, 0, 1, 64, 200, 130], indices=indices, sinks=sinks,
+        output_scale=1.0 if face is chosen_by_flash_mla else 0.5,
+    )  # fmt: skip
+    out, lse = face(chosen)
+    judge(chosen.alone, out.flatten(0, 1)[:, None], lse.flatten(0, 1)[:, None])
 
 
 @pytest.mark.parametrize("natural", [True, False])

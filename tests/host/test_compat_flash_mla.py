@@ -12,8 +12,10 @@ from hypothesis import strategies as some
 from launches import ROOM, alike, distinct, launched, place_of, processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError
+from tsmla.compat import flash_mla, translate
 from tsmla.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 from tsmla.loading import resolve
+from tsmla.operators import checks
 from tsmla.operators.decode import tsmla_decode
 
 BATCH, S_Q, HEADS, PAGES, PAGE, WIDTH = 3, 2, 4, 10, 64, 6
@@ -162,6 +164,43 @@ def test_strided_queries_are_copied_where_they_must_be_and_caches_are_not(record
     assert cache.data_ptr() == pool.data_ptr() and cache.stride() == ((PAGE + 1) * 576, 576, 1)
 
 
+@pytest.mark.parametrize("lengths", [None, torch.tensor([1, 70, 9], dtype=torch.int32)], ids=["whole", "lengths"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("page", [2, 61])
+def test_chosen_keys_launch_what_the_operator_does(recorder, dtype, page, lengths):
+    """FlashMLA's callers give None for tables and lengths, or what they have; neither is read."""
+    sink = torch.arange(HEADS, dtype=torch.float32)
+    face = inputs(dtype, page=page, indices=LISTS, topk_length=lengths, attn_sink=sink, enable_batch_invariant=True)
+    if page == 2:
+        face |= {"block_table": None, "cache_seqlens": None}
+    if dtype is not torch.bfloat16:
+        face["descale_k"] = 0.5
+    (out, lse), got, variant = launched(recorder, lambda: flash_mla_with_kvcache(**face))
+    assert out.shape == (BATCH, S_Q, HEADS, 512) and lse.shape == (BATCH, HEADS, S_Q) and lse.is_contiguous()
+    factor = face.get("descale_k", 1.0)
+    operator = directly(
+        face, block_tables=None, seq_lens=None, max_seq_len=None, indices=LISTS, topk_length=lengths, sinks=sink,
+        batch_invariant=True, softmax_scale=576**-0.5 * factor, output_scale=factor, causal_mask=True,
+    )  # fmt: skip
+    _, want, wanted = launched(recorder, lambda: tsmla_decode(**operator))
+    assert variant == wanted and variant.gathers
+    alike(got, want, any_workspace=True)
+
+
+@pytest.mark.parametrize("is_fp8", [None, True])
+def test_rows_of_656_bytes_go_with_indices(monkeypatch, is_fp8):
+    """What the operator is given; which rows its kernels have is its own to say."""
+    given = []
+    monkeypatch.setattr(checks, "cuda", checks.stored)
+    monkeypatch.setattr(translate, "scratch", lambda *sizes: sizes)
+    monkeypatch.setattr(flash_mla, "tsmla_decode", lambda **arguments: given.append(arguments))
+    for cache in (SCALED, SCALED.view(torch.float8_e4m3fn)):
+        flash_mla_with_kvcache(**inputs(k_cache=cache, indices=LISTS, is_fp8_kvcache=is_fp8))
+        assert given[-1]["kv_cache"].shape == (PAGES, PAGE, 656) and given[-1]["indices"] is LISTS
+        assert given[-1]["workspace_buffer"][1:] == (BATCH * S_Q, 1, HEADS, 70)
+        assert (given[-1]["softmax_scale"], given[-1]["output_scale"]) == (576**-0.5, 1.0)
+
+
 def test_no_requests_and_no_heads(recorder):
     empty = inputs(
         q=distinct(0, 1, HEADS, 576),
@@ -176,12 +215,22 @@ def test_no_requests_and_no_heads(recorder):
 
 INTS = torch.zeros(BATCH, dtype=torch.int32)
 BYTES = torch.zeros(PAGES, PAGE, 1, 576, dtype=torch.uint8)
+LISTS = torch.arange(BATCH * S_Q * 70, dtype=torch.int32).view(BATCH, S_Q, 70) - 30
+SCALED = torch.zeros(PAGES, PAGE, 1, 656, dtype=torch.uint8)
 REFUSED = [
-    ({"indices": torch.zeros(BATCH, S_Q, 64, dtype=torch.int32)}, "indices is a Tensor; there is dense attention"),
-    ({"extra_k_cache": torch.zeros(1)}, "extra_k_cache is a Tensor; there is dense"),
-    ({"extra_indices_in_kvcache": torch.zeros(1)}, "extra_indices_in_kvcache is a Tensor; there is dense"),
-    ({"topk_length": INTS}, "topk_length is a Tensor; there is dense"),
-    ({"extra_topk_length": INTS}, "extra_topk_length is a Tensor; there is dense"),
+    ({"extra_k_cache": torch.zeros(1)}, "extra_k_cache is a Tensor; keys come from one cache here"),
+    ({"extra_indices_in_kvcache": torch.zeros(1)}, "extra_indices_in_kvcache is a Tensor; keys come from one cache"),
+    ({"extra_topk_length": INTS}, "extra_topk_length is a Tensor; keys come from one cache"),
+    ({"topk_length": INTS}, "topk_length is given but indices is not"),
+    ({"indices": LISTS, "causal": True}, "causal is True beside indices; it must be False: the lists"),
+    ({"indices": LISTS[:, :1]}, r"indices has shape \[3, 1, 70\]; it must be \[3, 2, top_k\]"),
+    ({"indices": LISTS.long()}, "indices is torch.int64; accepted: torch.int32"),
+    ({"indices": 7}, "indices is a int; it must be a tensor"),
+    ({"indices": LISTS, "topk_length": INTS[:1]}, r"topk_length has shape \[1\]; it must be \[3, 2\], or \[3\]"),
+    ({"indices": LISTS, "extra_k_cache": torch.zeros(1)}, "extra_k_cache is a Tensor; keys come from one cache here"),
+    ({"indices": LISTS, "k_cache": distinct(PAGES, PAGE, 1, 512)}, r"k_cache has shape .*, 1, 576\] or .*, 1, 656\]"),
+    ({"indices": LISTS, "k_cache": SCALED, "descale_k": 1.0}, "descale_k is 1.0; .* 656 bytes with scales of their"),
+    ({"indices": LISTS, "k_cache": SCALED, "is_fp8_kvcache": False}, "is_fp8_kvcache is False and k_cache is torch"),
     ({"kv_format": "v32"}, "kv_format is 'v32'"),
     ({"is_fp8_kvcache": True}, "is_fp8_kvcache is True and k_cache is torch.bfloat16"),
     ({**inputs(torch.float8_e4m3fn), "is_fp8_kvcache": False}, "is_fp8_kvcache is False and k_cache is torch.float8"),
@@ -224,7 +273,7 @@ def test_refusals_name_the_argument(recorder, changes, text):
 
 def test_what_does_not_exist_is_told_from_what_is_wrong(recorder):
     with pytest.raises(UnsupportedError):
-        flash_mla_with_kvcache(**inputs(indices=INTS))
+        flash_mla_with_kvcache(**inputs(extra_k_cache=BYTES))
     with pytest.raises(UnsupportedError):
         flash_mla_with_kvcache(**inputs(head_dim_v=448))
 

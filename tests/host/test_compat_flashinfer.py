@@ -178,6 +178,49 @@ def test_strided_queries_are_copied_where_they_must_be(recorder, width):
     assert (got["query"].data_ptr() == wide.data_ptr()) == (width % 8 == 0) and torch.equal(got["query"], wide)
 
 
+CHOSEN = {
+    "block_tables": torch.arange(BATCH * Q_LEN * 70, dtype=torch.int32).view(BATCH, Q_LEN, 70) - 30,
+    "sparse_mla_top_k": 70,
+}
+CHOSEN_PACK = {
+    "query": distinct(5, HEADS, 576), "block_tables": torch.arange(350, dtype=torch.int32).view(5, 70),
+    "sparse_mla_top_k": 70, "cum_seq_lens_q": ints(0, 3, 3, 4),
+}  # fmt: skip
+"""Requests of 3, 0 and 1 query tokens; the last token is of none."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "lengths"),
+    [
+        ({}, ints(2, 3, 99, 100, 1, 2).view(BATCH, Q_LEN)),
+        ({"seq_lens": torch.tensor([2, 1, 9])}, torch.tensor([[1, 2], [0, 1], [8, 9]])),
+        ({"seq_lens": ints(5, 6, 7, 8, 9, 1).view(BATCH, Q_LEN)}, ints(5, 6, 7, 8, 9, 1).view(BATCH, Q_LEN)),
+        ({"seq_lens": None}, None),
+        ({"sparse_mla_top_k_lens": ints(1, 2, 3, 4, 5, 6)}, ints(1, 2, 3, 4, 5, 6).view(BATCH, Q_LEN)),
+        ({"max_seq_len": 0, "backend": "sparse"}, ints(2, 3, 99, 100, 1, 2).view(BATCH, Q_LEN)),
+        (CHOSEN_PACK, ints(1, 2, 3, 2, 0)),
+        ({**CHOSEN_PACK, "cum_seq_lens_q": torch.tensor([0, 3, 3, 4])}, ints(1, 2, 3, 2, 0)),
+        ({**CHOSEN_PACK, "max_q_len": 1, "sparse_mla_top_k_lens": ints(9, 8, 7, 6, 5)}, ints(9, 8, 7, 6, 5)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("page", [PAGE, 69])
+def test_chosen_keys_launch_what_the_operator_does(recorder, changes, lengths, page):
+    """Lists stand where page tables do; a token's list counts as far as it has keys."""
+    cache = distinct(PAGES, 1, page, 576)
+    face = decode_inputs(**{"kv_cache": cache, **CHOSEN, **changes, "return_lse": True, "bmm2_scale": 0.5})
+    (out, lse), got, variant = launched(recorder, lambda: decode(**face))
+    tokens = face["query"].shape[:-2]
+    assert out.shape == (*tokens, HEADS, 512) and lse.shape == (math.prod(tokens), HEADS)
+    operator = directly(
+        face, block_tables=None, seq_lens=None, max_seq_len=None, indices=face["block_tables"], topk_length=lengths,
+        output_scale=0.5, return_lse=True, lse_base=math.e if "cum_seq_lens_q" in changes else 2,
+    )  # fmt: skip
+    _, want, wanted = launched(recorder, lambda: tsmla_decode(**operator))
+    assert variant == wanted and variant.gathers
+    alike(got, want)
+
+
 ONE_TOKEN = {"query": distinct(4, HEADS, 576), "cum_seq_lens_q": ints(0, 1, 2, 4)}
 SINKS = torch.zeros(HEADS)
 DCP = {"enable_dcp": True, "cp_world": 2, "causal_seqlens_kv_global": ints(5, 5, 5), "return_lse": True}
@@ -186,10 +229,24 @@ DCP = {"enable_dcp": True, "cp_world": 2, "causal_seqlens_kv_global": ints(5, 5,
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"sparse_mla_top_k": 2048}, "sparse_mla_top_k is 2048; there is dense"),
+        ({"sparse_mla_top_k": 2048}, r"block_tables has shape \[3, 6\]; it must be \[3, 2, 2048\]"),
+        ({"sparse_mla_top_k": -1}, "sparse_mla_top_k is -1"),
         ({"sparse_mla_top_k": None}, "sparse_mla_top_k is a NoneType"),
-        ({"sparse_mla_top_k_lens": ints(1)}, "sparse_mla_top_k_lens is a Tensor; there is dense"),
-        ({"backend": "sparse"}, "backend is sparse"),
+        ({"sparse_mla_top_k_lens": ints(1)}, "sparse_mla_top_k_lens is given and sparse_mla_top_k is 0"),
+        ({"backend": "sparse"}, "backend is sparse and sparse_mla_top_k is 0; it must be the length of lists"),
+        ({**CHOSEN, "sparse_mla_top_k": 69}, r"block_tables has shape \[3, 2, 70\]; it must be \[3, 2, 69\]"),
+        ({**CHOSEN, "block_tables": None}, "block_tables is a NoneType"),
+        ({**CHOSEN, "block_tables": CHOSEN["block_tables"].long()}, "indices is torch.int64.*is block_tables"),
+        (
+            {**CHOSEN, "sparse_mla_top_k_lens": ints(1, 2, 3)},
+            r"sparse_mla_top_k_lens has shape \[3\]; it must be \[6\]",
+        ),
+        ({**CHOSEN, "sparse_mla_top_k_lens": torch.ones(6)}, "sparse_mla_top_k_lens is torch.float32"),
+        ({**CHOSEN, "seq_lens": ints(1, 2)}, r"seq_lens has shape \[2\]; it must be \[3\] or \[3, 2\]"),
+        ({**CHOSEN, "seq_lens": 3}, "seq_lens is a int"),
+        ({**CHOSEN, "kv_scale_format": "e8m0"}, "kv_scale_format is 'e8m0'; accepted: auto, pow2_fp32, arbitrary_fp32"),
+        ({**CHOSEN, **DCP}, "enable_dcp is True with chosen keys; pass lists of the rank's own keys"),
+        ({**CHOSEN_PACK, "cum_seq_lens_q": ints(0, 5)}, r"cum_seq_lens_q has shape \[2\]; it must be \[4\]"),
         ({"backend": "fa9"}, "backend is 'fa9'; accepted: auto"),
         ({"backend": None}, "backend is a NoneType"),
         ({"skip_softmax_threshold_scale_factor": 0.5}, "skip_softmax_threshold_scale_factor is 0.5"),
@@ -375,6 +432,6 @@ def test_ragged_prefill_refuses_by_name(recorder, changes, text):
 
 def test_what_does_not_exist_is_told_from_what_is_wrong(recorder):
     with pytest.raises(UnsupportedError):
-        decode(**decode_inputs(sparse_mla_top_k=2048))
+        decode(**decode_inputs(**CHOSEN, **DCP))
     with pytest.raises(UnsupportedError):
         ragged(**ragged_inputs(window_left=1))

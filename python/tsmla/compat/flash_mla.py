@@ -1,4 +1,4 @@
-"""FlashMLA's dense decode, computed by `tsmla_decode`: `get_mla_metadata` and `flash_mla_with_kvcache`.
+"""FlashMLA's decode, dense and of chosen keys, by `tsmla_decode`: `get_mla_metadata` and `flash_mla_with_kvcache`.
 
 They take the parameters of FlashMLA's older and current versions. Compared: deepseek-ai/FlashMLA 02fe0d0 and 9241ae3,
 sgl-flash-mla 1.0.0. docs/start/compat.md has what differs.
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError, UnsupportedError
+from ..identity.row_format import ROWS
 from ..operators import checks
 from ..operators.decode import tsmla_decode
 from . import translate
@@ -29,7 +30,8 @@ _NAMES = {
     "causal_mask": "causal",
     "sinks": "attn_sink",
 }
-_SPARSE = "there is dense attention here only; FlashMLA and FlashInfer have sparse kernels"
+_ROW_BYTES = ROWS["fp8_ds_mla"].bytes
+"""Width of FlashMLA's rows with scales."""
 
 
 @dataclasses.dataclass
@@ -66,24 +68,29 @@ def flash_mla_with_kvcache(
     descale_q: float | torch.Tensor | None = None,
     descale_k: float | torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dense MLA decode over a paged cache: `tsmla_decode` with FlashMLA's arguments and results.
+    """MLA decode over a paged cache, dense or of chosen keys: `tsmla_decode` with FlashMLA's arguments and results.
 
     Args:
         q: [batch, s_q, heads, 576], bf16, fp16, e4m3 or e5m2; copied where it is not contiguous.
-        k_cache: [pages, page_size, 1, 576] of q's dtype; page_size 16, 32, 64 or 128.
-        block_table: [batch, width] int32.
-        cache_seqlens: [batch] int32 or int64.
+        k_cache: [pages, page_size, 1, 576] of q's dtype; page_size 16, 32, 64 or 128. With indices also rows of 656
+            bytes, e4m3 or uint8, for a bf16 q, and pages of any size.
+        block_table: [batch, width] int32. Not read where indices are given.
+        cache_seqlens: [batch] int32 or int64. Not read where indices are given.
         head_dim_v: 512.
         tile_scheduler_metadata, num_splits: not read; whatever `get_mla_metadata` of any version gave, or None.
         softmax_scale: q.shape[-1] ** -0.5 when None.
-        causal: whether query token t sees no further than its own position; aligned to the last key.
-        is_fp8_kvcache: None, or whether k_cache has 8 bits. 656-byte rows are not such a cache.
+        causal: whether query token t sees no further than its own position; aligned to the last key. False with
+            indices.
+        is_fp8_kvcache: None, or whether k_cache has 8 bits.
+        indices: [batch, s_q, top_k] int32: the keys of each query token, as page * page_size + row. Those that the
+            cache does not have, -1 among them, name no key.
+        topk_length: [batch] int32 or int64, with indices: only so many of the first of each list count.
         attn_sink: [heads] float32: the output is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)); the LSE is not.
         use_legacy: True or False; one kernel serves both.
         descale_q, descale_k: of 8-bit q and k_cache: numbers, or floating-point tensors of one element. A CUDA tensor
             is waited for, and refused while a CUDA graph is captured.
         enable_batch_invariant: whether a request's bits must not depend on what shares its batch.
-        indices, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length, kv_format: refused if given.
+        extra_k_cache, extra_indices_in_kvcache, extra_topk_length, kv_format: refused if given.
 
     Returns:
         (out, lse): out [batch, s_q, heads, 512], q's dtype or bf16 for 8 bits; lse [batch, heads, s_q] float32,
@@ -92,50 +99,65 @@ def flash_mla_with_kvcache(
     Raises what `tsmla_decode` raises; the texts have both functions' names of an argument.
     """
     translate.refused(
-        _FACE,
-        _SPARSE,
-        indices=indices,
-        extra_k_cache=extra_k_cache,
-        topk_length=topk_length,
-        extra_indices_in_kvcache=extra_indices_in_kvcache,
+        _FACE, "keys come from one cache here: FlashMLA takes a second one beside it",
+        extra_k_cache=extra_k_cache, extra_indices_in_kvcache=extra_indices_in_kvcache,
         extra_topk_length=extra_topk_length,
-    )
-    translate.refused(_FACE, "dense caches have one format", kv_format=kv_format)
+    )  # fmt: skip
+    translate.refused(_FACE, "the width of k_cache's rows tells their format", kv_format=kv_format)
     checks.flag(_FACE, "use_legacy", use_legacy)
     checks.flag(_FACE, "enable_batch_invariant", enable_batch_invariant)
-    if block_table is None or cache_seqlens is None:
-        missing = "block_table" if block_table is None else "cache_seqlens"
-        raise ArgumentError(f"{_FACE}: {missing} is None; it must be given: {_SPARSE}")
     checks.cuda(_FACE, "q", q)
-    for name, given in (("k_cache", k_cache), ("block_table", block_table)):
-        checks.stored(_FACE, name, given)
+    checks.stored(_FACE, "k_cache", k_cache)
     sizes = checks.shape(_FACE, "q", q, ("batch", "s_q", "heads", "columns"))
-    checks.shape(_FACE, "k_cache", k_cache, ("pages", "page_size", 1, q.shape[-1]))
-    width = checks.shape(_FACE, "block_table", block_table, ("batch", "width"))["width"]
+    batch, s_q, heads = (sizes[name] for name in ("batch", "s_q", "heads"))
+    widths = (q.shape[-1],) if indices is None else (q.shape[-1], _ROW_BYTES)
+    checks.shape(_FACE, "k_cache", k_cache, *(("pages", "page_size", 1, width) for width in widths))
     scale, descale = _scales(q, k_cache, softmax_scale, is_fp8_kvcache, descale_q, descale_k)
-    longest = min(max(1, width * k_cache.shape[1]), translate.LARGEST_INT)
-    lse = q.new_empty((sizes["batch"], sizes["heads"], sizes["s_q"]), dtype=torch.float32)
+    keys: dict[str, Any]
+    if indices is None:
+        keys, longest = _paged(k_cache, block_table, cache_seqlens, topk_length)
+        keys["causal_mask"] = causal
+        workspace = translate.scratch(q, batch, s_q, heads, longest)
+    else:
+        if checks.flag(_FACE, "causal", causal):
+            raise ArgumentError(f"{_FACE}: causal is True beside indices; it must be False: the lists say what is seen")
+        checks.stored(_FACE, "indices", indices)
+        top_k = checks.shape(_FACE, "indices", indices, (batch, s_q, "top_k"))["top_k"]
+        keys = {"block_tables": None, "seq_lens": None, "max_seq_len": None}
+        keys |= {"indices": indices, "topk_length": topk_length}
+        workspace = translate.scratch(q, batch * s_q, 1, heads, top_k)
+    made = q.new_empty((batch, s_q, heads), dtype=torch.float32)
     try:
         out: Any = tsmla_decode(
             query=translate.readable(_FACE, "q", q),
             kv_cache=k_cache.squeeze(2),
-            workspace_buffer=translate.scratch(q, sizes["batch"], sizes["s_q"], sizes["heads"], longest),
+            workspace_buffer=workspace,
             kv_lora_rank=head_dim_v,
             qk_rope_head_dim=q.shape[-1] - checks.integer(_FACE, "head_dim_v", head_dim_v, 1, translate.LARGEST_INT),
-            block_tables=block_table,
-            seq_lens=cache_seqlens,
-            max_seq_len=longest,
             softmax_scale=scale,
             output_scale=descale,
-            causal_mask=causal,
-            lse=lse.transpose(1, 2),
+            lse=made,
             lse_base=math.e,
             sinks=attn_sink,
             batch_invariant=enable_batch_invariant,
+            **keys,
         )
     except ArgumentError as error:
         raise translate.in_their_words(_FACE, error, _NAMES) from None
-    return out, lse.nan_to_num_(nan=math.nan, posinf=math.inf, neginf=math.inf)
+    lse = q.new_empty((batch, heads, s_q), dtype=torch.float32)
+    return out, torch.nan_to_num(made.transpose(1, 2), nan=math.nan, posinf=math.inf, neginf=math.inf, out=lse)
+
+
+def _paged(k_cache: torch.Tensor, block_table: Any, cache_seqlens: Any, topk_length: Any) -> tuple[dict[str, Any], int]:
+    """Return the operator's arguments of a dense call, and the most keys of a request."""
+    if block_table is None or cache_seqlens is None:
+        missing = "block_table" if block_table is None else "cache_seqlens"
+        raise ArgumentError(f"{_FACE}: {missing} is None; it must be given where indices are not")
+    checks.stored(_FACE, "block_table", block_table)
+    width = checks.shape(_FACE, "block_table", block_table, ("batch", "width"))["width"]
+    longest = min(max(1, width * k_cache.shape[1]), translate.LARGEST_INT)
+    keys = {"block_tables": block_table, "seq_lens": cache_seqlens, "max_seq_len": longest, "topk_length": topk_length}
+    return keys, longest
 
 
 def _scales(
@@ -147,20 +169,20 @@ def _scales(
     descale_k: float | torch.Tensor | None,
 ) -> tuple[float, float]:
     """Return the factors of the scores and of the output."""
-    eight_bits = k_cache.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    scaled = k_cache.shape[-1] == _ROW_BYTES
+    eight_bits = k_cache.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) or (scaled and k_cache.dtype is torch.uint8)
     if is_fp8_kvcache is not None and checks.flag(_FACE, "is_fp8_kvcache", is_fp8_kvcache) != eight_bits:
         raise UnsupportedError(
             f"{_FACE}: is_fp8_kvcache is {bool(is_fp8_kvcache)} and k_cache is {k_cache.dtype}; an 8-bit cache is "
-            "torch.float8_e4m3fn or torch.float8_e5m2, 576 elements a row"
+            f"torch.float8_e4m3fn or torch.float8_e5m2, 576 elements a row, or with indices {_ROW_BYTES} bytes a row"
         )
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else checks.number(_FACE, "softmax_scale", softmax_scale)
-    if not eight_bits:
+    if scaled or not eight_bits:
+        has = f"has rows of {_ROW_BYTES} bytes with scales of their own" if scaled else f"is {k_cache.dtype}"
         translate.refused(
-            _FACE,
-            f"it belongs to 8-bit caches, and k_cache is {k_cache.dtype}",
-            descale_q=descale_q,
-            descale_k=descale_k,
-        )
+            _FACE, f"it belongs to 8-bit caches of 576 elements a row, and k_cache {has}",
+            descale_q=descale_q, descale_k=descale_k,
+        )  # fmt: skip
     of_query = 1.0 if descale_q is None else translate.number(_FACE, "descale_q", descale_q)
     of_keys = 1.0 if descale_k is None else translate.number(_FACE, "descale_k", descale_k)
     return scale * of_query * of_keys, of_keys

@@ -18,8 +18,9 @@ _NAMES = {
     "output_scale": "bmm2_scale",
     "causal_seqs": "causal_seqlens_kv_global",
 }
+_LIST_NAMES = {**_NAMES, "indices": "block_tables", "topk_length": "sparse_mla_top_k_lens"}
+_SCALE_FORMATS = ("auto", "pow2_fp32", "arbitrary_fp32")
 _BACKENDS = ("auto", "trtllm-gen", "cute-dsl", "xqa", "cake", "sparse")
-_DENSE = "there is dense attention here only"
 
 
 def trtllm_batch_decode_with_kv_cache_mla(
@@ -57,7 +58,8 @@ def trtllm_batch_decode_with_kv_cache_mla(
     use_fp16_softmax: bool | None = None,
     return_lse_base: str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`tsmla_decode`, causal, with FlashInfer's arguments and results; shapes and dtypes are in its docstring.
+    """`tsmla_decode`, causal or of chosen keys, with FlashInfer's arguments and results; shapes and dtypes are in its
+    docstring.
 
     Args:
         query: [batch, q_len, heads, 576], or [tokens, heads, 576] with `cum_seq_lens_q`; copied where strides are no
@@ -70,7 +72,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
             its LSE counts them, `tsmla_decode` lets one choose.
         enable_pdl: None is False.
         backend, cute_dsl_impl: choose no kernel here; "cute-dsl" makes the LSE natural unless return_lse_base is given.
-            "sparse" is refused.
+            "sparse" is for chosen keys only.
         is_var_seq: True or False; lengths are always read from `seq_lens`.
         lse: [batch * q_len, heads] or [batch, q_len, heads] float32 to write the LSE into, with any strides.
         cum_seq_lens_q: [batch + 1] int32 on the device, which may change between replays of a graph.
@@ -80,8 +82,16 @@ def trtllm_batch_decode_with_kv_cache_mla(
             `causal_seqlens_kv_global`, which is `causal_seqs`. Needs return_lse.
         return_lse_base: "base2" or "basee". None: e where only FlashInfer's cute-dsl could answer (backend "cute-dsl",
             enable_dcp, cum_seq_lens_q), else 2.
-        kv_scale_format, uses_shared_paged_kv_idx, sparse_mla_top_k, sparse_mla_top_k_lens, use_fp16_softmax,
-        skip_softmax_threshold_scale_factor: refused unless they are what they are by default.
+        sparse_mla_top_k: 0, or the length of lists of keys: block_tables are then the lists, [batch, q_len,
+            sparse_mla_top_k], or [tokens, sparse_mla_top_k] with cum_seq_lens_q, of slots page * page_size + row; -1,
+            or any other that the cache does not have, is no key. Pages have any size. max_seq_len and max_q_len are not
+            read, results of tokens of no request are written, and enable_dcp is refused: lists name a rank's own keys.
+        sparse_mla_top_k_lens: [tokens] int32, how many of the first of each list count. Without, those are as many as
+            the keys before and at the token, by seq_lens [batch] (some more small launches where requests have several
+            tokens); seq_lens [batch, q_len] are themselves such numbers; None: all.
+        kv_scale_format: "auto"; with chosen keys also "pow2_fp32" and "arbitrary_fp32", which are the same here.
+        uses_shared_paged_kv_idx, use_fp16_softmax, skip_softmax_threshold_scale_factor: refused unless they are what
+            they are by default.
 
     Returns:
         out [batch, q_len, heads, 512] (or [tokens, heads, 512]), or (out, lse) with the LSE in `lse`'s shape, by
@@ -89,15 +99,15 @@ def trtllm_batch_decode_with_kv_cache_mla(
 
     Raises what `tsmla_decode` raises; the texts have both functions' names of an argument.
     """
-    if checks.integer(_FACE, "sparse_mla_top_k", sparse_mla_top_k, 0, translate.LARGEST_INT):
-        raise UnsupportedError(f"{_FACE}: sparse_mla_top_k is {sparse_mla_top_k}; {_DENSE}")
-    translate.refused(_FACE, _DENSE, sparse_mla_top_k_lens=sparse_mla_top_k_lens)
-    if translate.word(_FACE, "backend", backend, _BACKENDS) == "sparse":
-        raise UnsupportedError(f"{_FACE}: backend is sparse; {_DENSE}")
+    top_k = checks.integer(_FACE, "sparse_mla_top_k", sparse_mla_top_k, 0, translate.LARGEST_INT)
+    sparse = translate.word(_FACE, "backend", backend, _BACKENDS) == "sparse"
+    if not top_k and (sparse or sparse_mla_top_k_lens is not None):
+        said = "backend is sparse" if sparse else "sparse_mla_top_k_lens is given"
+        raise ArgumentError(f"{_FACE}: {said} and sparse_mla_top_k is 0; it must be the length of lists of keys")
     translate.no_skipping(_FACE, skip_softmax_threshold_scale_factor)
     translate.off(_FACE, "it chooses a kernel of FlashInfer's", use_fp16_softmax=use_fp16_softmax)
     translate.word(_FACE, "cute_dsl_impl", cute_dsl_impl, ("auto", "modular", "monolithic"))
-    translate.word(_FACE, "kv_scale_format", kv_scale_format, ("auto",))
+    translate.word(_FACE, "kv_scale_format", kv_scale_format, _SCALE_FORMATS if top_k else _SCALE_FORMATS[:1])
     if not checks.flag(_FACE, "uses_shared_paged_kv_idx", uses_shared_paged_kv_idx):
         raise UnsupportedError(f"{_FACE}: uses_shared_paged_kv_idx is False; keys and values are the same pages here")
     checks.flag(_FACE, "is_var_seq", is_var_seq)
@@ -125,8 +135,16 @@ def trtllm_batch_decode_with_kv_cache_mla(
     flat = math.prod(query.shape[:-2]), query.shape[-2]
     if lse is not None:
         translate.check_lse(_FACE, lse, query.device, flat, query.shape[:-1])
-    if ragged and max_q_len is None:
-        max_q_len = max(query.shape[0], 1)
+    keys: dict[str, Any] = {"block_tables": block_tables, "seq_lens": seq_lens, "max_seq_len": max_seq_len}
+    if top_k:
+        if parallel:
+            raise UnsupportedError(f"{_FACE}: enable_dcp is True with chosen keys; pass lists of the rank's own keys")
+        keys = _chosen(query, block_tables, top_k, sparse_mla_top_k_lens, seq_lens, cum_seq_lens_q)
+    elif ragged:
+        keys |= {
+            "cum_seq_lens_q": cum_seq_lens_q,
+            "max_q_len": max(query.shape[0], 1) if max_q_len is None else max_q_len,
+        }
     result: Any
     try:
         result = tsmla_decode(
@@ -135,9 +153,6 @@ def trtllm_batch_decode_with_kv_cache_mla(
             workspace_buffer=workspace_buffer,
             kv_lora_rank=kv_lora_rank,
             qk_rope_head_dim=qk_rope_head_dim,
-            block_tables=block_tables,
-            seq_lens=seq_lens,  # type: ignore[arg-type]
-            max_seq_len=max_seq_len,
             softmax_scale=translate.number(_FACE, "bmm1_scale", bmm1_scale),
             output_scale=translate.number(_FACE, "bmm2_scale", bmm2_scale),
             out=out,
@@ -149,15 +164,51 @@ def trtllm_batch_decode_with_kv_cache_mla(
             lse_base=math.e if base_e else 2.0,
             sinks=sink,
             lse=None if lse is None else lse.view(query.shape[:-1]),
-            cum_seq_lens_q=cum_seq_lens_q,
-            max_q_len=max_q_len,
+            **keys,
         )
     except ArgumentError as error:
-        raise translate.in_their_words(_FACE, error, _NAMES) from None
+        raise translate.in_their_words(_FACE, error, _LIST_NAMES if top_k else _NAMES) from None
     if not returned:
         return result
     made, made_lse = result
     return made, made_lse.view(flat) if lse is None else lse
+
+
+def _chosen(
+    query: torch.Tensor, lists: Any, top_k: int, lengths: Any, seq_lens: Any, ends: torch.Tensor | None
+) -> dict[str, Any]:
+    """Return the operator's arguments that say which keys query tokens see. ends: `cum_seq_lens_q`."""
+    tokens = query.shape[:-2]
+    checks.stored(_FACE, "block_tables", lists)
+    checks.shape(_FACE, "block_tables", lists, (*tokens, top_k))
+    for name, given in (("sparse_mla_top_k_lens", lengths), ("seq_lens", seq_lens), ("cum_seq_lens_q", ends)):
+        if given is not None:
+            checks.same_device(_FACE, name, given, "query", query.device)
+            checks.dtype_in(_FACE, name, given, (torch.int32, torch.int64))
+    if lengths is not None:
+        checks.shape(_FACE, "sparse_mla_top_k_lens", lengths, (math.prod(tokens),))
+        lengths = lengths.reshape(tokens)
+    elif seq_lens is not None:
+        lengths = _keys_before(tokens, seq_lens, ends)
+    return {"block_tables": None, "seq_lens": None, "max_seq_len": None, "indices": lists, "topk_length": lengths}
+
+
+def _keys_before(tokens: torch.Size, seq_lens: torch.Tensor, ends: torch.Tensor | None) -> torch.Tensor:
+    """Return how many keys each query token sees of its request's, itself included; a token of no request sees none."""
+    if ends is None:
+        batch, q_len = tokens
+        checks.shape(_FACE, "seq_lens", seq_lens, (batch,), (batch, q_len))
+        if seq_lens.ndim == 2 or q_len == 1:
+            return seq_lens
+        return seq_lens[:, None] - torch.arange(q_len - 1, -1, -1, dtype=seq_lens.dtype, device=seq_lens.device)
+    (requests,) = checks.shape(_FACE, "seq_lens", seq_lens, ("requests",)).values()
+    checks.shape(_FACE, "cum_seq_lens_q", ends, (requests + 1,))
+    token = torch.arange(tokens[0], dtype=ends.dtype, device=ends.device)
+    if not requests:
+        return torch.zeros_like(token)
+    request = torch.searchsorted(ends[1:].contiguous(), token, right=True)
+    own = request.clamp(max=requests - 1)
+    return torch.where(request < requests, seq_lens[own] - ends[own + 1] + token + 1, 0)
 
 
 def _parallel(returned: bool, enable_dcp: bool, cp_world: int, cp_rank: int, causal: torch.Tensor | None) -> bool:
