@@ -50,7 +50,7 @@ def chosen_by_flash_mla(chosen: Chosen) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def chosen_by_flashinfer(chosen: Chosen) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, base-2 LSE) of trtllm_batch_decode_with_kv_cache_mla for chosen keys, with lengths for each token's list."""
+    """(out, base-2 LSE) of trtllm_batch_decode_with_kv_cache_mla for chosen keys, with a length for each list."""
     given = chosen.arguments()
     out, lse = flashinfer.trtllm_batch_decode_with_kv_cache_mla(
         **{name: given[name] for name in ("query", "workspace_buffer", "kv_lora_rank", "qk_rope_head_dim", "out")},

@@ -65,8 +65,8 @@ class Copies:
 
 @dataclasses.dataclass(frozen=True)
 class LaneCopies:
-    """Copies of 16 bytes that all lanes of a role's warps start. Each lane arrives when its own have landed. `parts` and
-    `which` as `Warps` has them."""
+    """Copies of 16 bytes that all lanes of a role's warps start. Each lane arrives when its own have landed. parts,
+    which: as `Warps` has them."""
 
     role: Role
     parts: int = 1

@@ -84,9 +84,7 @@ def row_of(keys: ListedKeys, entry: Int32, key: Int32) -> Int32:
 
 
 @cute.jit
-def entries_of(
-    listed: ListedKeys, viewers: Viewers, key: Int32, keys: cutlass.Constexpr[int]
-) -> tuple[Int32, ...]:
+def entries_of(listed: ListedKeys, viewers: Viewers, key: Int32, keys: cutlass.Constexpr[int]) -> tuple[Int32, ...]:
     """The entries of this lane's keys among `keys` of a tile: `key`, and every 32nd behind it."""
     return tuple(entry_of(listed, viewers, key + 32 * part) for part in range(max(1, keys // 32)))
 
@@ -143,13 +141,18 @@ class Lines:
 
 @cute.jit
 def gather(
-    base: Int64, row: Int32, lines: cutlass.Constexpr[Lines], target: Int32, first_key: Int32, keys: cutlass.Constexpr[int],
+    base: Int64,
+    row: Int32,
+    lines: cutlass.Constexpr[Lines],
+    target: Int32,
+    first_key: Int32,
+    keys: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int] = 8,
-) -> None:  # fmt: skip
-    """Start copying a piece of up to 32 rows, by a warp. base: address of the piece in the cache's first row. row: where the row of key
-    `first_key` of the tile and the lane's number lies, in the first `keys` lanes. Lines go to shared memory, where those
-    of the tile begin at `target`; where there is no row, zeros do. at_once: steps that
-    stand in the code one behind the other; more take more registers."""
+) -> None:
+    """Start copying a piece of up to 32 rows, by a warp, to shared memory, where those of the tile begin at `target`.
+    base: address of the piece in the cache's first row. row: where the row of key `first_key` + the lane's number lies,
+    in the first `keys` lanes; where there is none, zeros are written. at_once: steps that stand in the code one behind
+    the other; more take more registers."""
     lane = cute.arch.lane_idx()
     own = base + (lane % lines.lanes) * VECTOR
     steps = const_expr(keys // lines.keys)

@@ -1,4 +1,4 @@
-"""Role `gather_few` of the Hopper decode of few rows: two warps that bring rows one by one, by copies of 16 bytes a lane.
+"""Role `gather_few` of the Hopper decode of few rows: two warps that bring rows one by one, 16 bytes a lane.
 
 Rows lie one behind the other in shared memory, as they are stored. A key that is not there is zeros, its scales too.
 (A bulk copy for each row, by one warp, takes 5,500 clk a tile where these take less than memory does.)"""

@@ -17,8 +17,8 @@ from tsmla.identity.arch import Deal
 from ....limits import TILE_ALIGNMENT, WARPGROUP
 from ....parts.decode_line import Terms
 from ....parts.hopper.storage import BARRIER_BYTES
-from ....parts.keys.scales import RowScales
 from ....parts.keys.listed import ListedKeys
+from ....parts.keys.scales import RowScales
 from ....parts.keys.source import KeySource
 from ....parts.keys.visible import Visibility
 from ....parts.pipeline import Barriers

@@ -18,7 +18,7 @@ TEAM_BARRIER, ALL_BARRIER = 1, 3
 
 @dataclasses.dataclass(frozen=True)
 class FewRowsSchedule:
-    """Who does what in the Hopper decode of few rows: warpgroup 0 loads (warp 0, or 0 and 1 where rows are gathered) and
+    """Who does what in the Hopper decode of few rows: warpgroup 0 loads (warp 0; where rows are gathered, 0 and 1) and
     deals (warp 2); the two others are teams that attend."""
 
     geometry: FewRowsGeometry
@@ -49,8 +49,8 @@ class FewRowsSchedule:
 
     @property
     def edges(self) -> EdgeTable:
-        """Edges of the Hopper decode of few rows: `kv` are tiles, `dealt` tasks. Where rows are gathered, warps also say
-        that they have told which keys of a tile are there."""
+        """Edges of the Hopper decode of few rows: `kv` are tiles, `dealt` tasks. Warps that gather rows also say that
+        they have told which keys of a tile are there."""
         team = (Warps(self.attend, TEAMS, "the team that has the tile"),)
         told = (Warps(self.load), Warps(self.attend))
         filled_by: tuple[Party, ...] = (Copies(self.load),)

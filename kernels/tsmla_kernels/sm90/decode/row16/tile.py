@@ -127,8 +127,9 @@ def scores_of(
     geometry: cutlass.Constexpr[FewRowsGeometry], state: State, stage: Int32, first_key: Int32, scales: tuple | None,
     there: tuple | None,
 ) -> tuple:  # fmt: skip
-    """Score a tile that begins with `first_key`, over all columns; `there`: which of its keys are, where that is told. Returns scores (4, blocks) of this lane, but for
-    `scale_log2`; logarithms of its keys' scales; whether one of these scales is negative.
+    """Score a tile that begins with `first_key`, over all columns. Returns scores (4, blocks) of this lane, but for
+    `scale_log2`; logarithms of its keys' scales; whether one of these scales is negative. there: where rows are
+    gathered, which keys of the tile are there.
 
     Where rows lie apart, `scales` are those of this lane's keys of the quarter; scores are then the logarithms of
     probabilities times scales, and that is all."""

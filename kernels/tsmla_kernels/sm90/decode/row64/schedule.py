@@ -102,7 +102,9 @@ class DecodeSchedule:
     def roles(self) -> tuple[Role, ...]:
         if self.geometry.converts:
             return (self.load, self.deal, self.attend, self.convert)
-        others = (self.transpose,) if self.geometry.transposes else (self.gather,) if self.geometry.helpers_gather else ()
+        others = (
+            (self.transpose,) if self.geometry.transposes else (self.gather,) if self.geometry.helpers_gather else ()
+        )
         return (self.load, self.clean, self.deal, self.attend, *others)
 
     @property
@@ -117,9 +119,9 @@ class DecodeSchedule:
         CTAs, `convert_for_both` loads, too, and fills `kv...` themselves; each of its warps also announces as many
         bytes of the other CTA's, and both CTAs empty a stage.
 
-        Where keys are gathered, lanes' copies complete on `landed...`, one for each strip. `clean` makes what they have
-        written visible to products, and fills `kv...`. Where they are converted, too, copies complete on `kv...`, and the
-        warp that has the first strip also says that it has told which keys are there.
+        Where keys are gathered, lanes' copies complete on `landed...`, one for each strip. `tell_rows` makes what they
+        have written visible to products, and fills `kv...`. Where they are converted, too, copies complete on `kv...`,
+        and the warp that has the first strip also says that it has told which keys are there.
 
         `referenced` and `exchanged` have a stage for each two warps, one of either attending warpgroup, that hold the
         same rows. The one that scores a tile tells its references, and then hands over its probabilities. The other has

@@ -1,8 +1,8 @@
 """The streams of rows that are gathered one by one: warps copy 16 bytes a lane, and one warp hands strips over.
 
 Copies by lanes write as plain stores do, which products do not see by themselves: the warp that hands over waits for
-them, makes them visible (a proxy fence; any warp may run it), and tells the other warps which keys are there. Those that
-gather never wait for what they have asked for."""
+them, makes them visible (a proxy fence; any warp may run it), and tells the other warps which keys are there. Warps
+that gather never wait for what they have asked for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class GatheredStream(KeyStream):
         tell_rows(keys.source, shared, self.geometry, view, heads)
 
     def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
-        gather_rows(None, keys, shared, self.geometry, view, heads, range(self.geometry.latent_strips), TILE_KV // WARPS)
+        gather_rows(
+            None, keys, shared, self.geometry, view, heads, range(self.geometry.latent_strips), TILE_KV // WARPS
+        )
 
 
 class GatheredTransposedStream(GatheredStream):
@@ -70,9 +72,7 @@ def lines_of(geometry: DecodeGeometry, strip: int) -> tuple[Lines, int]:
 
 
 @cute.jit
-def load_queries(
-    query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], heads: Divisor
-) -> None:
+def load_queries(query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], heads: Divisor) -> None:
     """Load the query rows of every task."""
     for_each_task(shared.dealt, functools.partial(_load_task_query, query, shared, geometry, heads), Int32(0))
 
@@ -92,8 +92,8 @@ def gather_rows(
     query: Query | None, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
     heads: Divisor, strips: cutlass.Constexpr, share: cutlass.Constexpr[int],
 ) -> None:  # fmt: skip
-    """Gather some strips of every tile, and load the query, if it is given. A warp has `share` neighbouring keys: all of
-    a tile, or as many as its number in the warpgroup says."""
+    """Gather some strips of every tile, and load the query, if it is given. A warp has `share` keys of a tile: all, or
+    those that its number in the warpgroup says."""
     act = functools.partial(_gather_task, query, keys, shared, geometry, view, heads, strips, share)
     for_each_task(shared.dealt, act, Int32(0))
 
@@ -108,7 +108,7 @@ def _gather_task(
     own = Int32(0)
     if const_expr(share < TILE_KV):
         own = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % WARPS * share
-    at_once, first_key = min(share, 32), task.first_tile * TILE_KV + own + cute.arch.lane_idx()
+    lane_keys, first_key = min(share, 32), task.first_tile * TILE_KV + own + cute.arch.lane_idx()
     ahead = entries_of(keys.source, viewers, first_key, share)
     if const_expr(query is not None):
         if task.tiles > 0:
@@ -124,7 +124,7 @@ def _gather_task(
                 lines, first_byte = lines_of(geometry, piece)
                 target = shared.keys.loaded[piece] + edge.stage(count) * geometry.strip_bytes[piece]
                 for half, row in enumerate(rows):
-                    gather(base + first_byte, row, lines, target, own + 32 * half, at_once)
+                    gather(base + first_byte, row, lines, target, own + 32 * half, lane_keys)
             shared.edges.landed[strip].arrive_behind_copies(count)
     return kept
 

@@ -23,7 +23,6 @@ from ..storage import Shared
 from .converted import ConvertedStream
 from .stream import Keys
 
-
 AT_ONCE = 4
 """Steps of a piece's copies that stand in the code one behind the other: registers for more there are not."""
 

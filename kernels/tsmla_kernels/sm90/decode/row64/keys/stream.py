@@ -11,9 +11,9 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from .....parts.division import Divisor
+from .....parts.keys.listed import ListedKeys
 from .....parts.keys.paged import boxes_view, partition
 from .....parts.keys.scales import RowScales
-from .....parts.keys.listed import ListedKeys
 from .....parts.keys.source import BOX_KEYS, KeySource
 from .....parts.keys.visible import Visibility, hides
 from .....parts.query import Map, Query
