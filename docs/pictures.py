@@ -12,7 +12,7 @@ from typing import Any
 
 from tsmla.identity.arch import Arch
 from tsmla.identity.variant import DecodeVariant, PrefillVariant, Variant
-from tsmla_kernels.parts.edges import Copies, EdgeSpec, Either, Role, TensorCore, roles_of
+from tsmla_kernels.parts.edges import Copies, EdgeSpec, Either, LaneCopies, Role, TensorCore, roles_of
 from tsmla_kernels.sm90.decode.forms import ONE_CTA, PAIR_OF_CTAS, WARP_PRODUCTS, forms_of
 from tsmla_kernels.sm90.decode.row16.schedule import FewRowsSchedule
 from tsmla_kernels.sm90.decode.row64.schedule import DecodeSchedule as HopperDecode
@@ -43,6 +43,10 @@ SECTIONS = (
     ("Hopper decode, cache of 656-byte rows, requests of more than 16 query rows", HOPPER_DECODE, (16,), "in a row"),
     ("Hopper decode, cache of 656-byte rows, multiples of 128 heads", HOPPER_PAIR, (16,), "in a row"),
     ("Hopper decode, cache of 656-byte rows, requests of up to 16 query rows", HOPPER_FEW_ROWS, (16,), "in a row"),
+    ("Hopper decode of chosen keys, 16-bit cache", HOPPER_DECODE, (16,), "none, gathered"),
+    ("Hopper decode of chosen keys, 8-bit cache", HOPPER_DECODE, (8,), "none, gathered"),
+    ("Hopper decode of chosen keys, 656-byte rows, more than 16 heads", HOPPER_DECODE, (16,), "in a row, gathered"),
+    ("Hopper decode of chosen keys, 656-byte rows, up to 16 heads", HOPPER_FEW_ROWS, (16,), "in a row, gathered"),
     ("Blackwell prefill, 16-bit inputs", BLACKWELL_PREFILL, (16,)),
     ("Blackwell prefill, 8-bit inputs", BLACKWELL_PREFILL, (8,)),
     ("Blackwell decode, 8-bit cache, up to 64 query rows", BLACKWELL_SOLO, (8,)),
@@ -70,6 +74,10 @@ DOES = {
     "load_values": "copies half of the latent columns of all keys of the pair",
     "load_scales": "brings the scale of each key, its logarithm and its inverse",
     "load_queries": "copies queries",
+    "gather_rows": "copies rows, or some strips of them, one by one; with 8 bits, queries too",
+    "gather_stored": "copies queries, and strips of stored rows one by one; tells which keys are there",
+    "gather_few": "copies stored rows one by one; tells which keys are there",
+    "tell_rows": "hands over strips that have landed; tells which keys are there",
     "convert_keys": "loads stored rows and makes bf16 of them",
 }
 """Name of a role -> what its warps do."""
@@ -151,15 +159,14 @@ def kind(role: Role, edge: EdgeSpec) -> str:
     """Return how a role fills an edge where it does not store by itself."""
     parties = [one for x in edge.filled_by for one in ((x.one, x.other) if isinstance(x, Either) else (x,))]
     of_role = [party for party in parties if party.role == role]
-    copies, products = (any(isinstance(party, of) for party in of_role) for of in (Copies, TensorCore))
+    copies, products = (any(isinstance(x, of) for x in of_role) for of in (Copies | LaneCopies, TensorCore))
     return " (copies)" if copies else " (MMAs)" if products else ""
 
 
 def scales_of(variant: DecodeVariant) -> str:
-    """Return where the scales of cache rows lie, in a word."""
-    if variant.row.scales is None:
-        return "none"
-    return "apart" if variant.row.apart else "in a row"
+    """Return where the scales of cache rows lie, in a word, and whether rows are gathered."""
+    place = "none" if variant.row.scales is None else "apart" if variant.row.apart else "in a row"
+    return f"{place}, gathered" if variant.gathers else place
 
 
 def shown(kernel: str, bits: int, scales: str, d_qk: int) -> Any:

@@ -12,7 +12,8 @@ import numpy as np
 import other_facts
 import pytest
 import torch
-from decode_calls import BATCH, FORMULA, HEADS, PAGE, PAGES, Q_LEN, SMS, bf16, inputs, ints, on_one_gpu
+from decode_calls import BATCH, FORMULA, HEADS, PAGE, PAGES, Q_LEN, bf16, inputs, ints
+from launches import SMS, processors
 from launches import distinct, place_of
 from odd_tensors import FLOATS_ONLY, ODD
 from refusing import Recorder
@@ -31,7 +32,7 @@ LARGEST_INT = 2**31 - 1
 
 @pytest.fixture
 def recorder(monkeypatch, recorder: Recorder) -> Recorder:
-    on_one_gpu(monkeypatch)
+    processors(monkeypatch)
     monkeypatch.setattr(chosen_keys, "_every_key", {})
     return recorder
 

@@ -34,6 +34,7 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
     """Count, for each edge, how many arrivals fill a stage and how many empty it, as counted by hand. (Of a warpgroup:
     4.)"""
     small = variant.dtype.bits == 8
+    gathers = getattr(variant, "gathers", False)
     if kernel == "sm90/prefill":
         attend = 12 if small and variant.d_v == 128 else 8
         rings = {"k": (1, attend), **({"v": (1, 3), "values": (3, attend)} if small else {"v": (1, attend)})}
@@ -47,6 +48,11 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
         elif not variant.row.apart and variant.row.scales is not None:
             told = 2 + 8 + 8
             fills |= {f"ready{piece}": (4, 0) for piece in range(pieces)}
+            if gathers:  # each lane, and for what is told of keys one warp
+                fills |= {f"kv{piece}": (32 + (piece == 0), leave) for piece in range(pieces)}
+        elif gathers:
+            told = told if small else 1 + 1 + 8 + 4
+            fills |= {f"landed{piece}": (32 if small else 4 * 32, 0) for piece in range(pieces)}
         else:
             fills["landed"] = (pieces, 0)
         return {
@@ -59,7 +65,7 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             **({"values0": (4, 4), "values1": (4, 4)} if small else {}),
         }
     if kernel == "sm90/decode/row16":
-        return {"kv": (1, 4), "dealt": (1, 1 + 8)}
+        return {"kv": (2 * 32 + 2, 4), "dealt": (1, 2 + 8)} if gathers else {"kv": (1, 4), "dealt": (1, 1 + 8)}
     if kernel == "sm100/prefill":
         return {
             "q": (1, 1),
@@ -101,7 +107,10 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         halves = {"values0": 64 * 256, "values1": 64 * 256} if element == 1 else {}
         scales = {"scales": 64 * 3 * 4} if variant.row.apart else {}
         row = 512 * element + rope
-        return {"q": 64 * row, **pieces, "landed": 64 * row, **halves, **scales}
+        landed = {"landed": 64 * row}
+        if variant.gathers:
+            landed = {f"landed{i}": pieces[f"kv{i}"] for i in range(len(columns))}
+        return {"q": 64 * row, **pieces, **landed, **halves, **scales}
     if kernel == "sm90/decode/row16":
         return {"kv": 64 * (640 if variant.row.apart else 656)}
     if kernel == "sm100/prefill":
