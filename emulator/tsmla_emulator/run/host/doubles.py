@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from tsmla.identity.arch import Arch
+from tsmla.loading import gpu, resolve
+from tsmla.operators import checks
 
 from .capture import Gpu
 from .tensor import DEVICE
@@ -39,12 +41,6 @@ def torch_cuda(arch: str, gpu: Gpu, processors: int) -> list[Replacement]:
 def tsmla_search(name: str, kernel: Callable[[Any], Any]) -> list[Replacement]:
     """Return what makes tsmla's operators find emulated kernels: the search for a variant ends with
     `kernel(variant)`."""
-    if not _has_tsmla():
-        return []
-    from tsmla.identity.arch import Arch
-    from tsmla.loading import gpu, resolve
-    from tsmla.operators import checks
-
     arch = Arch(name)
     return [
         (resolve, "_search", lambda variant: resolve.Resolved(kernel(variant), "emulated")),
@@ -57,17 +53,8 @@ def tsmla_search(name: str, kernel: Callable[[Any], Any]) -> list[Replacement]:
 def fresh_resolution() -> Iterator[None]:
     """Keep what tsmla resolved before from being used inside, and what it resolves inside from being used
     afterwards."""
-    if not _has_tsmla():
-        yield
-        return
-    from tsmla.loading import resolve
-
     resolve.forget()
     try:
         yield
     finally:
         resolve.forget()
-
-
-def _has_tsmla() -> bool:
-    return importlib.util.find_spec("tsmla") is not None
