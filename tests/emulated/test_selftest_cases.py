@@ -18,7 +18,7 @@ from tsmla.identity.variant import (
     ReadCacheVariant,
     WriteCacheVariant,
 )
-from tsmla.problems.cases import PrefillCase, cases_of
+from tsmla.problems.cases import PrefillCase, cases_of, kind_of
 from tsmla.tools.selftest.child import run_kernel
 from tsmla.tools.selftest.protocol import Job
 from tsmla_emulator.run.emulate import emulated as emulation
@@ -31,6 +31,7 @@ KERNELS = {
     "decode": (
         DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True),
         DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, lse=True),
+        DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, gathers=True),
     ),
     "pack": (PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128),),
     "write_cache": (WriteCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["snapmla"]),),
@@ -49,7 +50,7 @@ def test_right_kernels_pass_every_case(compiled_kernels, variant):
     with emulation(variant.arch, compiled=compiled_kernels) as gpu:
         outcome = run_kernel(variant, job, lambda event: begun.append((event["case"], len(gpu.calls))))
     assert outcome.problem == "" and outcome.served == "emulated"
-    cases = cases_of(variant.family, full=True)
+    cases = cases_of(kind_of(variant), full=True)
     assert [name for name, _ in begun] == [case.name for case in cases]
     if variant.family == "prefill" and variant.arch is Arch.SM90A:
         ends = [*(calls for _, calls in begun[1:]), len(gpu.calls)]

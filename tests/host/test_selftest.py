@@ -16,7 +16,7 @@ from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRIT
 from tsmla.identity.arch import SHIPPED_ARCHS, Arch
 from tsmla.identity.variant import FAMILIES
 from tsmla.loading import gpu, manifest, records, toolchain
-from tsmla.problems.cases import cases_of
+from tsmla.problems.cases import KINDS, cases_of, kind_of
 from tsmla.tools import cli, emulated
 from tsmla.tools.selftest import family as selftest_family
 from tsmla.tools.selftest.family import Limits, run_all, run_family, shares
@@ -189,7 +189,7 @@ def test_shares_are_all_kernels_with_their_inputs_made_once(processes: int, full
         for share in found
     ]
     assert sum(map(len, inputs)) == len(set().union(*inputs))
-    work = [len(share) * len(cases_of(share[0].family, full=full)) for share in found]
+    work = [sum(len(cases_of(kind_of(each), full=full)) for each in share) for share in found]
     assert work == sorted(work, reverse=True)
     assert len(found) == len(FAMILIES) if processes == 1 else len(found) >= min(processes, 10)
     if processes == 10:
@@ -353,8 +353,8 @@ def test_emulation_says_how_to_install_it(installed: Path, monkeypatch, capsys) 
     assert emulated.INSTALL in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_short_cases_are_some_of_all(family: str) -> None:
-    short, full = cases_of(family, full=False), cases_of(family, full=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_short_cases_are_some_of_all(kind: str) -> None:
+    short, full = cases_of(kind, full=False), cases_of(kind, full=True)
     assert 0 < len(short) < len(full) and set(short) < set(full)
     assert len({case.name for case in full}) == len(full), "a report names cases"

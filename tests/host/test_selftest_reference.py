@@ -10,6 +10,7 @@ import torch
 from cache_rows import restored, stored
 from tsmla.identity.row_format import ROWS
 from tsmla.problems import cache as cache_problems
+from tsmla.problems import chosen as chosen_problems
 from tsmla.problems import decode as decode_problems
 from tsmla.problems import pack as pack_problems
 from tsmla.problems import prefill as prefill_problems
@@ -123,6 +124,7 @@ def test_without_lse_nothing_is_asked_of_it():
     [
         (prefill_problems, ["prefill"]),
         (decode_problems, ["decode"]),
+        (chosen_problems, ["chosen"]),
         (pack_problems, ["pack"]),
         (cache_problems, ["write_cache", "read_cache", "quantize_q"]),
     ],

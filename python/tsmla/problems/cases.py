@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..identity.variant import DecodeVariant, Variant
+
 
 @dataclasses.dataclass(frozen=True)
 class PrefillCase:
@@ -77,6 +79,44 @@ class DecodeCase:
 
 
 @dataclasses.dataclass(frozen=True)
+class ChosenCase:
+    """Query tokens that choose their keys.
+
+    packed: the query is [tokens, heads, 576].
+    lengths: how many indices of each token's list count; all where it is empty.
+    pages, page: of the cache, and rows of a page.
+    outside: the share of indices that name no key. front: so many of each list's first name none.
+    distinct: keys are among so many first ones of the cache; among all with 0.
+    sinks: heads have sinks. lse_includes_sink, batch_invariant: as the operator has them.
+    pieces: the query is given in two pieces.
+    """
+
+    name: str
+    top_k: int
+    batch: int = 1
+    q_len: int = 1
+    heads: int = 16
+    packed: bool = False
+    lengths: tuple[int, ...] = ()
+    pages: int = 12
+    page: int = 64
+    outside: float = 0.1
+    front: int = 0
+    distinct: int = 0
+    magnitude: float = 1.0
+    output_scale: float = 1.0
+    sinks: bool = False
+    lse_includes_sink: bool = False
+    pieces: bool = False
+    batch_invariant: bool = False
+    short: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.q_len
+
+
+@dataclasses.dataclass(frozen=True)
 class PackCase:
     """One pack.
 
@@ -141,7 +181,7 @@ class QueryCase:
         return self.batch * self.q_len * self.heads
 
 
-Case = PrefillCase | DecodeCase | PackCase | CacheCase | QueryCase
+Case = PrefillCase | DecodeCase | ChosenCase | PackCase | CacheCase | QueryCase
 
 _PREFILL = (
     PrefillCase(
@@ -235,6 +275,41 @@ _DECODE = (
     DecodeCase("large scores", (900, 5000), q_len=2, magnitude=2.5, output_scale=-2.0),
 )
 
+_CHOSEN = (
+    ChosenCase(
+        "lengths around a tile, pages of 61",
+        130,
+        7,
+        lengths=(0, 1, 63, 64, 65, 130, 200),
+        page=61,
+        outside=0.3,
+        short=True,
+    ),
+    ChosenCase("several tokens and row tiles, pieces, sinks", 70, 2, 2, 65, pieces=True, sinks=True, short=True),
+    ChosenCase("packed, pages of one key, chosen twice", 100, 3, heads=8, packed=True, pages=50, page=1, short=True),
+    ChosenCase("one split list, a first tile of none", 600, 1, heads=8, front=64, output_scale=0.5, short=True),
+    ChosenCase("no key at all", 64, 3, heads=1, outside=1.0, lengths=(64, 0, -5), short=True),
+    *(
+        ChosenCase(f"2048 keys, {heads} heads", 2048, 3, 2, heads, pages=100, pieces=heads == 16)
+        for heads in (1, 2, 8, 16, 24, 64, 96, 128)
+    ),
+    *(ChosenCase(f"pages of {page}", 300, 4, 3, pages=1 + 900 // page, page=page) for page in (1, 2, 16, 69, 128, 576)),
+    ChosenCase("129 rows", 300, 2, heads=129),
+    ChosenCase("one long list", 40000, heads=16, pages=800),
+    ChosenCase("long and short lists", 8200, 5, 1, 16, lengths=(8200, 3, 0, 700, 8191), pages=200),
+    ChosenCase("more tokens than the GPU has SMs", 100, 150, 2, 8, lengths=tuple(i * 31 % 120 for i in range(300))),
+    ChosenCase("one key many times", 2048, 3, distinct=1, outside=0.0),
+    ChosenCase("a few keys many times", 700, 3, 2, 64, distinct=5),
+    ChosenCase("nearly all indices outside", 2048, 4, heads=64, outside=0.99),
+    ChosenCase("first tiles of none", 700, 4, heads=24, front=320),
+    ChosenCase("lists without indices", 0, 3),
+    ChosenCase("sinks", 500, 2, 2, 24, lengths=(500, 0, 1, 70), output_scale=-2.0, sinks=True),
+    ChosenCase("sinks in the LSE", 500, 2, 2, 48, lengths=(500, 0, 1, 70), sinks=True, lse_includes_sink=True),
+    ChosenCase("packed, pieces, 128 heads", 700, 5, heads=128, packed=True, pieces=True),
+    ChosenCase("batch-invariant", 3000, 4, 1, 24, lengths=(3, 70, 500, 3000), batch_invariant=True),
+    ChosenCase("large scores", 900, 2, 2, magnitude=2.5, output_scale=-2.0),
+)
+
 _PACK = (
     PackCase("strided", 37, 5, (0.5, 3.0), strided=True, short=True),
     PackCase("one token", 1, 1, short=True),
@@ -263,6 +338,7 @@ _QUANTIZE_Q = (
 _ALL: dict[str, tuple[Case, ...]] = {
     "prefill": _PREFILL,
     "decode": _DECODE,
+    "chosen": _CHOSEN,
     "pack": _PACK,
     "write_cache": _CACHE,
     "read_cache": _CACHE,
@@ -270,6 +346,15 @@ _ALL: dict[str, tuple[Case, ...]] = {
 }
 
 
-def cases_of(family: str, *, full: bool) -> tuple[Case, ...]:
-    """Return the cases of an operator family: all of them, or the short ones."""
-    return tuple(case for case in _ALL[family] if full or case.short)
+KINDS = tuple(_ALL)
+"""Families of operators, and "chosen": decodes of chosen keys."""
+
+
+def kind_of(variant: Variant) -> str:
+    """Return which of KINDS has the cases of a variant."""
+    return "chosen" if isinstance(variant, DecodeVariant) and variant.gathers else variant.family
+
+
+def cases_of(kind: str, *, full: bool) -> tuple[Case, ...]:
+    """Return the cases of one of KINDS: all of them, or the short ones."""
+    return tuple(case for case in _ALL[kind] if full or case.short)

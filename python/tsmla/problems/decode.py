@@ -21,14 +21,14 @@ from .pages import page_tables, put_keys
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 from .rows import Stored, numbers_in, stored_as
 
-_ROW = LATENT_DIM + ROPE_DIM
-_SCALE = _ROW**-0.5
+ROW = LATENT_DIM + ROPE_DIM
+SCALE = ROW**-0.5
 _SPARE_PAGES, _SPARE_COLUMNS = 3, 3
 _SLACK = 2
 """Rows of a pack behind the last request: NaN in the query, to stay untouched in results."""
-_WEIGHT_SCALE = 256.0
+WEIGHT_SCALE = 256.0
 """Weights of at most 1 are stored as e4m3 times this, so that the small ones are not lost."""
-_LSE = (2e-5, 3e-6)
+LSE = (2e-5, 3e-6)
 _KEPT = len(cases_of("decode", full=True))
 """How many problems are kept for other variants: fewer than there are cases would be dropped before they are
 asked for."""
@@ -81,7 +81,7 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory, pdl: bool) -> 
         given.tables,
         given.lengths,
         longest,
-        _SCALE,
+        SCALE,
         case.output_scale,
         causal_mask=case.causal,
         window_left=case.window,
@@ -108,7 +108,7 @@ def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Ten
     tokens = sum(case.own_q_lens)
     out = results["out"].view(-1, case.heads, LATENT_DIM)
     lse = results["lse"].view(-1, case.heads) if variant.lse else exact.lse
-    tolerance = Tolerance(torch.finfo(out.dtype).eps, 1.5, _LSE)
+    tolerance = Tolerance(torch.finfo(out.dtype).eps, 1.5, LSE)
     judged = judge(
         Attended(out[:tokens], lse[:tokens]),
         exact,
@@ -133,22 +133,22 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
     def random(row: RowFormat, *shape: int) -> torch.Tensor:
         return numbers_in(row, stored_as(row, torch.randn(shape, device="cuda") * case.magnitude))
 
-    rows = [random(row, int(_own(case, length).sum()), _ROW) for length in case.lengths]
+    rows = [random(row, int(_own(case, length).sum()), ROW) for length in case.lengths]
     counts = [own.shape[0] for own in rows]
     tables, pages = page_tables(counts, case.page, spare_pages=_SPARE_PAGES, spare_columns=_SPARE_COLUMNS)
     # Pages lie a row apart, as slices of a larger cache would; that row is never a key's.
-    cache = surrounded((pages, case.page + 1, _ROW), torch_dtype)[:, : case.page]
+    cache = surrounded((pages, case.page + 1, ROW), torch_dtype)[:, : case.page]
     put_keys(cache, tables, rows)
     tokens = sum(case.own_q_lens)
-    query = surrounded((tokens + (_SLACK if case.q_lens else 0), case.heads, _ROW), torch_dtype)
-    query[:tokens] = random(query_row, tokens, case.heads, _ROW)
-    joined = query if case.q_lens else query.view(len(rows), case.q_len, case.heads, _ROW)
+    query = surrounded((tokens + (_SLACK if case.q_lens else 0), case.heads, ROW), torch_dtype)
+    query[:tokens] = random(query_row, tokens, case.heads, ROW)
+    joined = query if case.q_lens else query.view(len(rows), case.q_len, case.heads, ROW)
     given: torch.Tensor | tuple[torch.Tensor, ...] = joined
     if query_row.apart:
         latent, rope, scales = stored_as(query_row, joined)
         given = (_heads_first(latent) if case.pieces else latent, rope, scales)
     elif case.pieces:
-        given = _heads_first(joined[..., :LATENT_DIM]), joined[..., LATENT_DIM:]
+        given = query_in_pieces(joined)
     visible = None
     if case.visible:
         visible = torch.randint(0, max(case.lengths), (tokens,), dtype=torch.int32).to("cuda")
@@ -156,7 +156,7 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
         query,
         given,
         rows,
-        _as_given(row, cache),
+        as_given(row, cache),
         tables.to("cuda"),
         _lengths(counts),
         max(counts),
@@ -166,9 +166,14 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
     )
 
 
-def _as_given(row: RowFormat, cache: torch.Tensor) -> Stored:
+def as_given(row: RowFormat, cache: torch.Tensor) -> Stored:
     """Return rows as the operator takes them; plain rows are returned as they are."""
     return cache if row.scales is None else stored_as(row, cache)
+
+
+def query_in_pieces(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the two pieces of query rows, the latent one as engines compute it."""
+    return _heads_first(query[..., :LATENT_DIM]), query[..., LATENT_DIM:]
 
 
 def _heads_first(piece: torch.Tensor) -> torch.Tensor:
@@ -204,7 +209,7 @@ def _expected(case: DecodeCase, dtype: Dtype, row: RowFormat) -> tuple[Attended,
         for request, (span, keys) in enumerate(zip(_spans(case), given.rows, strict=True)):
             seen = _seen(case, request, given).repeat_interleave(case.heads, 0)
             query = given.query[span].flatten(0, 1)
-            one = attend(query, keys, keys[:, :LATENT_DIM], seen, _SCALE, compute, _WEIGHT_SCALE)
+            one = attend(query, keys, keys[:, :LATENT_DIM], seen, SCALE, compute, WEIGHT_SCALE)
             one = Attended(*(result.unflatten(0, (-1, case.heads)) for result in one))
             parts.append(with_sinks(one, sinks_of(case.heads), case.lse_includes_sink) if case.sinks else one)
         outs, lses = zip(*parts, strict=True)

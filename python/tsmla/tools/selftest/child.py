@@ -21,8 +21,8 @@ import torch
 from ...identity.arch import Arch
 from ...identity.variant import Variant, variant_from_dict
 from ...loading import resolve
-from ...problems import cache, decode, pack, prefill, query
-from ...problems.cases import Case, cases_of
+from ...problems import cache, chosen, decode, pack, prefill, query
+from ...problems.cases import Case, cases_of, kind_of
 from ...problems.memory import Memory, Repetitions
 from .protocol import Job, Outcome
 
@@ -31,6 +31,7 @@ Say = Callable[[dict[str, Any]], None]
 _CALLS: dict[str, Any] = {
     "prefill": prefill,
     "decode": decode,
+    "chosen": chosen,
     "pack": pack,
     "write_cache": cache,
     "read_cache": cache,
@@ -43,7 +44,7 @@ def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:
     problems: list[str] = []
     worst, done, started = 0.0, 0, time.monotonic()
     resolve.forget()  # what is found from here on is this kernel alone
-    for case in cases_of(variant.family, full=job.full):
+    for case in cases_of(kind_of(variant), full=job.full):
         say({"case": case.name})
         torch.manual_seed(zlib.crc32(repr((case, variant.dtype)).encode()))
         try:
@@ -67,7 +68,7 @@ def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:
 
 def _run_case(variant: Variant, case: Case, repeats: int) -> tuple[float, list[str]]:
     """Return the largest error, and what is wrong. Every other repetition is a programmatic dependent launch."""
-    calls = _CALLS[variant.family]
+    calls = _CALLS[kind_of(variant)]
     memory = Memory()
     first = calls.run(variant, case, memory, pdl=False)
     overrun = memory.overrun()

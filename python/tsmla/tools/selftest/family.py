@@ -16,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any, NamedTuple
 
 from ...identity.variant import Variant
 from ...loading.settings import BACKEND
-from ...problems.cases import cases_of
+from ...problems.cases import cases_of, kind_of
 from .protocol import Job, Machine, Outcome
 
 _MOST_HANGS = 3
@@ -112,17 +112,19 @@ def shares(variants: Sequence[Variant], processes: int, full: bool) -> list[list
     for variant in variants:
         inputs = tuple(value for name, value in vars(variant).items() if name not in _NO_INPUTS)
         families.setdefault(variant.family, {}).setdefault(inputs, []).append(variant)
-    cases = {family: len(cases_of(family, full=full)) for family in families}
-    total = sum(cases[variant.family] for variant in variants)
-    found = []
-    for family, groups in families.items():
-        kernels = sum(map(len, groups.values()))
-        count = min(len(groups), max(1, round(processes * kernels * cases[family] / total)))
+
+    def calls(kernels: Iterable[Variant]) -> int:
+        return sum(len(cases_of(kind_of(variant), full=full)) for variant in kernels)
+
+    total, found = calls(variants), []
+    for groups in families.values():
+        own = sum(map(calls, groups.values()))
+        count = min(len(groups), max(1, round(processes * own / total)))
         parts: list[list[Variant]] = [[] for _ in range(count)]
-        for group in sorted(groups.values(), key=len, reverse=True):
-            min(parts, key=len).extend(group)
+        for group in sorted(groups.values(), key=calls, reverse=True):
+            min(parts, key=calls).extend(group)
         found += parts
-    return sorted(found, key=lambda share: len(share) * cases[share[0].family], reverse=True)
+    return sorted(found, key=calls, reverse=True)
 
 
 def run_family(

@@ -1,0 +1,125 @@
+"""Decodes of chosen keys of `tsmla selftest`: a case's inputs, the call that a variant serves, what it must give."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+
+from ..identity.row_format import RowFormat, uniform_row
+from ..identity.support import LATENT_DIM, ROPE_DIM
+from ..identity.variant import DecodeVariant, Dtype
+from ..operators.checks import TORCH_DTYPE_OF
+from ..operators.decode import tsmla_decode
+from ..operators.workspace import decode_workspace_size
+from .cases import ChosenCase, cases_of
+from .decode import LSE, ROW, SCALE, WEIGHT_SCALE, as_given, query_in_pieces
+from .memory import Memory, surrounded
+from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
+from .rows import Stored, numbers_in, stored_as
+
+_KEPT = len(cases_of("chosen", full=True))
+"""How many problems are kept for other variants: fewer than there are cases would be dropped before they are
+asked for."""
+_OUTSIDE = -1, -(2**31), 2**31 - 1
+"""Indices that name no key, whatever the cache."""
+
+
+class _Problem(NamedTuple):
+    """The inputs of a case, and what they stand for.
+
+    query: [tokens, heads, 576], and `given`, the query as the operator takes it.
+    rows: the keys that each token's list names, in the list's order, as often as they stand there.
+    cache: as the operator takes it; rows that no list names are NaN.
+    lengths: of the lists, as the operator takes them; None: lists count whole.
+    """
+
+    query: torch.Tensor
+    given: torch.Tensor | tuple[torch.Tensor, ...]
+    rows: list[torch.Tensor]
+    cache: Stored
+    indices: torch.Tensor
+    lengths: torch.Tensor | None
+
+
+def run(variant: DecodeVariant, case: ChosenCase, memory: Memory, pdl: bool) -> dict[str, torch.Tensor]:
+    """Call the operator so that `variant` serves; results and workspace lie in memory of `memory`."""
+    given = _problem(case, variant.dtype, variant.row)
+    outer = (case.tokens,) if case.packed else (case.batch, case.q_len)
+    size = decode_workspace_size(case.tokens, 1, case.heads, max(1, case.top_k))
+    workspace = memory.allocate((size,), torch.int8, scratch=True)
+    results = {
+        "out": memory.allocate((*outer, case.heads, LATENT_DIM), TORCH_DTYPE_OF[variant.out_dtype]),
+        "lse": memory.allocate((*outer, case.heads), torch.float32),
+    }
+    tsmla_decode(
+        given.given, given.cache, workspace, LATENT_DIM, ROPE_DIM, None, None, None, SCALE, case.output_scale,
+        enable_pdl=pdl, out=results["out"], lse=results["lse"], sinks=sinks_of(case.heads) if case.sinks else None,
+        lse_includes_sink=case.lse_includes_sink, batch_invariant=case.batch_invariant,
+        indices=given.indices, topk_length=given.lengths,
+    )  # fmt: skip
+    return results
+
+
+def check(variant: DecodeVariant, case: ChosenCase, results: dict[str, torch.Tensor]) -> Judged:
+    """Compare the results of `run` with float64."""
+    exact, plain = _expected(case, variant.dtype, variant.row)
+    out, lse = results["out"].view(-1, case.heads, LATENT_DIM), results["lse"].view(-1, case.heads)
+    tolerance = Tolerance(torch.finfo(out.dtype).eps, 1.5, LSE)
+    return judge(
+        Attended(out, lse), exact, plain, tolerance, factor=case.output_scale, eight_bits=variant.dtype.bits == 8
+    )
+
+
+@functools.lru_cache(_KEPT)
+def _problem(case: ChosenCase, dtype: Dtype, row: RowFormat) -> _Problem:
+    """Make the inputs of a case. row: of the cache."""
+    torch_dtype = torch.bfloat16 if row.scales else TORCH_DTYPE_OF[dtype]
+
+    def random(row: RowFormat, *shape: int) -> torch.Tensor:
+        return numbers_in(row, stored_as(row, torch.randn(shape, device="cuda") * case.magnitude))
+
+    slots = case.pages * case.page
+    indices = torch.randint(0, min(slots, case.distinct or slots), (case.tokens, case.top_k))
+    strays = torch.tensor([*_OUTSIDE, slots, slots + case.page])[torch.randint(0, 5, indices.shape)]
+    stray = torch.rand(indices.shape) < case.outside
+    stray[:, : case.front] = True
+    indices = torch.where(stray, strays, indices)
+    lengths = torch.tensor(case.lengths or (case.top_k,) * case.tokens)
+    named = [own[: max(0, int(count))] for own, count in zip(indices, lengths, strict=True)]
+    named = [own[(own >= 0) & (own < slots)] for own in named]
+    # Pages lie a row apart, as slices of a larger cache would; that row is never a key's.
+    cache = surrounded((case.pages, case.page + 1, ROW), torch_dtype)[:, : case.page]
+    used = torch.cat(named).unique()
+    cache[used // case.page, used % case.page] = random(row, len(used), ROW)
+    query = surrounded((case.tokens, case.heads, ROW), torch_dtype)
+    query[:] = random(uniform_row(dtype), case.tokens, case.heads, ROW)
+    outer = (case.tokens,) if case.packed else (case.batch, case.q_len)
+    joined = query.view(*outer, case.heads, ROW)
+    return _Problem(
+        query,
+        query_in_pieces(joined) if case.pieces else joined,
+        [cache[own // case.page, own % case.page] for own in named],
+        as_given(row, cache),
+        indices.to(torch.int32).view(*outer, case.top_k).to("cuda"),
+        lengths.to(torch.int32).view(outer).to("cuda") if case.lengths else None,
+    )
+
+
+@functools.lru_cache(_KEPT)
+def _expected(case: ChosenCase, dtype: Dtype, row: RowFormat) -> tuple[Attended, Attended]:
+    """Return what a case must give, [tokens, heads, ..], in float64 and in plain torch; LSE base 2."""
+    given = _problem(case, dtype, row)
+    both = []
+    for compute in (torch.float64, TORCH_DTYPE_OF[dtype]):
+        parts = []
+        for query, keys in zip(given.query, given.rows, strict=True):
+            seen = torch.ones(case.heads, len(keys), dtype=torch.bool, device="cuda")
+            parts.append(attend(query, keys, keys[:, :LATENT_DIM], seen, SCALE, compute, WEIGHT_SCALE))
+        outs, lses = zip(*parts, strict=True)
+        one = Attended(torch.stack(outs), torch.stack(lses))
+        one = with_sinks(one, sinks_of(case.heads), case.lse_includes_sink) if case.sinks else one
+        both.append(Attended(one.out * case.output_scale, one.lse / math.log(2)))
+    return both[0], both[1]
