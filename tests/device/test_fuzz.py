@@ -6,7 +6,7 @@ import pytest
 import tsmla
 from fuzz.places import Place
 from fuzz.properties import PROPERTIES, check
-from fuzz.search import Found, search
+from fuzz.search import Found, kernels_of, search
 from fuzz.test_found import FOUND
 
 SECONDS = 5.0
@@ -18,7 +18,7 @@ def test_random_calls(name, seed, arch):
     found = Found()
     search(name, Place(str(arch), device=True), SECONDS, seed, found, least=LEAST)
     assert not found.failures, "\n".join(map(str, found.failures.values()))
-    assert found.cases[name, str(arch)] >= LEAST
+    assert found.cases[name, str(arch)] >= LEAST or not kernels_of(name, str(arch))
 
 
 @pytest.mark.parametrize("case", FOUND.values(), ids=FOUND.keys())

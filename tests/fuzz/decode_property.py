@@ -101,7 +101,7 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         order, gap = LSES[case.lse_layout]
         shape = (*outer, heads)
         dims = [dim - packed for dim in order if dim >= packed]
-        memory["lse"] = Guarded(shape, torch.float32, _ordered(torch.Size(shape), dims, 1 + gap), None, 4 * case.offset)
+        memory["lse"] = Guarded(shape, torch.float32, ordered(torch.Size(shape), dims, 1 + gap), None, 4 * case.offset)
         lse = memory["lse"].tensor
     sinks = None if case.sinks is None else put("sinks", torch.tensor(case.sinks))
     return memory, {
@@ -143,12 +143,12 @@ def _query(case: DecodeCase, given: tuple[torch.Tensor, ...], put: Callable[...,
     found = []
     packed = 4 - pieces[0].ndim
     for name, piece, (order, gap) in zip(("query", "q_pe"), pieces, layouts * 2, strict=False):
-        strides = _ordered(piece.shape[:-1], [dim - packed for dim in order if dim >= packed], piece.shape[-1] + gap)
+        strides = ordered(piece.shape[:-1], [dim - packed for dim in order if dim >= packed], piece.shape[-1] + gap)
         found.append(put(name, piece, (*strides, 1), 16 * case.offset))
     for scale in scales:
         layout, dims = case.scaling.query_scales, list(range(scale.ndim))
         dims = [dims[-1], *dims[:-1]] if layout == "heads first" else dims
-        strides = _ordered(scale.shape, dims, 3 if layout == "gaps" else 1)
+        strides = ordered(scale.shape, dims, 3 if layout == "gaps" else 1)
         if layout == "one for all heads":
             found.append(put("query_scales", scale[..., :1]))
         else:
@@ -156,7 +156,7 @@ def _query(case: DecodeCase, given: tuple[torch.Tensor, ...], put: Callable[...,
     return tuple(found)
 
 
-def _ordered(shape: torch.Size, order: list[int], innermost: int) -> tuple[int, ...]:
+def ordered(shape: torch.Size, order: list[int], innermost: int) -> tuple[int, ...]:
     """Strides of a tensor whose dimensions lie in this order, the last of them so many elements from one to the
     next."""
     strides = [0] * len(shape)

@@ -12,11 +12,13 @@ from tsmla.identity.variant import (
     PrefillVariant,
     QuantizeQVariant,
     ReadCacheVariant,
+    Variant,
     WriteCacheVariant,
 )
 
 from . import (
     cache_property,
+    chosen_property,
     decode_property,
     face_property,
     pack_property,
@@ -25,6 +27,7 @@ from . import (
     refusal_property,
 )
 from .cache_case import CacheCase, cache_cases
+from .chosen_case import ChosenCase, chosen_cases
 from .decode_case import DecodeCase, decode_cases, decode_extremes
 from .face_case import FaceCase, face_cases
 from .manner import Manner
@@ -36,17 +39,25 @@ from .reference_decode import Sight
 from .refusal_case import Refusal, refusals
 from .scaled_rows import Scaling
 
-Case = PrefillCase | DecodeCase | PackCase | CacheCase | QueryCase | FaceCase | Refusal
+Case = PrefillCase | DecodeCase | ChosenCase | PackCase | CacheCase | QueryCase | FaceCase | Refusal
 
 
 class Property(NamedTuple):
     """family: whose kernels it is about. cases: (kernel, hostile or not) -> strategy. each: cases for one kernel before
-    the next, whose PTX takes a second to be read. weight: its share of the time."""
+    the next, whose PTX takes a second to be read. weight: its share of the time. gathers: whether it is about kernels
+    of chosen keys, or about all others."""
 
     family: type
     cases: Callable[..., st.SearchStrategy[Any]]
     each: int
     weight: float
+    gathers: bool = False
+
+    def is_about(self, kernel: Variant) -> bool:
+        """Whether it draws calls that this kernel serves. Chosen keys have rows of one dtype here."""
+        gathers = isinstance(kernel, DecodeVariant) and kernel.gathers
+        plain = not gathers or kernel.row.scales is None  # type: ignore[union-attr]
+        return isinstance(kernel, self.family) and gathers == self.gathers and plain
 
 
 PROPERTIES = {
@@ -55,6 +66,7 @@ PROPERTIES = {
     "prefill refused": Property(PrefillVariant, refusals, 40, 0.4),
     "decode": Property(DecodeVariant, decode_cases, 12, 4),
     "decode extreme": Property(DecodeVariant, decode_extremes, 12, 1),
+    "decode of chosen keys": Property(DecodeVariant, chosen_cases, 12, 2, gathers=True),
     "decode by faces": Property(DecodeVariant, face_cases, 12, 1),
     "prefill by faces": Property(PrefillVariant, face_cases, 12, 0.5),
     "decode refused": Property(DecodeVariant, refusals, 40, 0.4),
@@ -70,6 +82,7 @@ PROPERTIES = {
 _CHECKS: dict[type, Callable[..., None]] = {
     PrefillCase: prefill_property.check,
     DecodeCase: decode_property.check,
+    ChosenCase: chosen_property.check,
     PackCase: pack_property.check,
     CacheCase: cache_property.check,
     QueryCase: query_property.check,

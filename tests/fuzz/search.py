@@ -62,6 +62,11 @@ class _Failed(Exception):
     """What tells hypothesis that a case fails; always raised in one place, so that all failures look alike to it."""
 
 
+def kernels_of(name: str, arch: str) -> list[Variant]:
+    """Return the kernels of an architecture that a property is about."""
+    return [kernel for kernel in shipped() if str(kernel.arch) == arch and PROPERTIES[name].is_about(kernel)]
+
+
 def search(
     name: str,
     place: Place,
@@ -78,11 +83,12 @@ def search(
     """Run random cases of one property for so long, but at least `least` of them, and add to `found`. Each new kind of
     failure is made smaller, for `shrinking` seconds, and reported. Equal seeds draw equal cases.
 
-    kernels: whose cases; by default all that ship for the architecture.
+    kernels: whose cases; by default all that ship for the architecture. Where it has none, nothing runs.
     """
     chance = random.Random(f"{seed} {name} {place.arch}")
-    family = PROPERTIES[name].family
-    kernels = kernels or [v for v in shipped() if isinstance(v, family) and str(v.arch) == place.arch]
+    kernels = kernels or kernels_of(name, place.arch)
+    if not kernels:
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # cases are small, and CPUs often busy with other things
     try:

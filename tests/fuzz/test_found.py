@@ -8,6 +8,7 @@ import tsmla
 from emulated_archs import has_a_text_of_its_own
 
 from .cache_case import CacheCase
+from .chosen_case import ChosenCase
 from .decode_case import DecodeCase
 from .face_case import FaceCase
 from .places import ARCHS, Place, Schedule
@@ -99,6 +100,9 @@ FOUND: dict[str, Case] = {
         for dtype, rows in (("bf16", None), ("e4m3", None), ("bf16", "fp8_ds_mla"), ("e4m3", "snapmla"))
         for heads in (8, 65, 128)
     },
+    "decode of chosen keys: one length for the tokens of one request": ChosenCase(
+        shape=(1, 3), pages=1, top_k=9, lengths=(5,), by_request=True
+    ),
     "decode by faces: a plan of equal query lengths in the place of another": FaceCase(
         DecodeCase(seq_lens=(0, 193), q_len=64, page=16, width=13, ends_q=(0, 64, 128), tokens=128), "wrapper",
         again=True,

@@ -9,7 +9,7 @@ from tsmla.identity.variant import PrefillVariant
 
 from .places import Place
 from .properties import PROPERTIES
-from .search import Found, search
+from .search import Found, kernels_of, search
 
 SECONDS = 90.0
 LEAST = 5
@@ -17,6 +17,7 @@ SEARCHES = [
     (name, arch)
     for name, part in PROPERTIES.items()
     for arch in (PREFILLS if part.family is PrefillVariant and "refused" not in name else KERNELS)
+    if kernels_of(name, arch)
 ]
 _WEIGHTS = sum(PROPERTIES[name].weight for name, _ in SEARCHES)
 

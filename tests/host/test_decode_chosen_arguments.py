@@ -135,6 +135,12 @@ def test_lengths_of_lists_are_those_of_query_tokens(recorder, form, given, want)
     assert launch_of(recorder, "seq_lens").dtype == torch.int32 and launch_of(recorder, "seq_lens").tolist() == want
 
 
+def test_one_length_for_the_tokens_of_one_request(recorder):
+    for given in (ints(5), ints(5).expand(1, 3)):
+        tsmla_decode(**chosen(query=bf16(1, 3, HEADS, 576), indices=lists(1, 3, 7), topk_length=given))
+        assert launch_of(recorder, "seq_lens").tolist() == [5, 5, 5]
+
+
 def test_lengths_of_whole_lists_are_made_once(recorder):
     """Calls launch nothing more, and a captured graph may refer to them. What a capture makes is the graph's."""
     for tokens in (1, 3, 2):

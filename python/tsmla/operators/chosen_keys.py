@@ -112,9 +112,9 @@ def _lengths(given: Any, shape: torch.Size, tokens: int, device: torch.device) -
     if given is None:
         return _all(tokens, device)
     if given.shape == shape:
-        return given.reshape(tokens) if len(shape) == 2 else given
+        return given.contiguous().view(tokens) if len(shape) == 2 else given
     if len(shape) == 2 and given.shape == shape[:1]:
-        return given[:, None].expand(shape).reshape(tokens)
+        return given[:, None].expand(shape).contiguous().view(tokens)
     checks.stored(_OPERATOR, "topk_length", given)
     wanted = f"{list(shape)}, or {list(shape[:1])} for lists of one length" if len(shape) == 2 else f"{list(shape)}"
     raise ArgumentError(f"{_OPERATOR}: topk_length has shape {list(given.shape)}; it must be {wanted}")
