@@ -13,8 +13,7 @@ import other_facts
 import pytest
 import torch
 from decode_calls import BATCH, FORMULA, HEADS, PAGE, PAGES, Q_LEN, bf16, inputs, ints
-from launches import SMS, processors
-from launches import distinct, place_of
+from launches import SMS, distinct, place_of, processors
 from odd_tensors import FLOATS_ONLY, ODD
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError, decode_workspace_size
