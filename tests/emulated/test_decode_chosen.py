@@ -6,6 +6,7 @@ import pytest
 import torch
 import tsmla
 from chosen_reference import OUTSIDE, check_chosen, make_chosen
+from decode_reference import Sight, make_problem, run
 from emulated_archs import SMS
 from tsmla.identity.arch import Arch
 from tsmla.operators.checks import TORCH_DTYPES
@@ -84,3 +85,15 @@ def test_batch_invariance(gpu):
         )
         one, its_lse = tsmla.tsmla_decode(**alone)
         assert torch.equal(one, out[own]) and torch.equal(its_lse, lse[own])
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:1] + DTYPES[2:3], ids=str)
+def test_all_keys_in_order_give_the_bits_of_a_dense_call(gpu, dtype):
+    """Work is dealt alike, and sums are in the same order, wherever both run the same kernel of up to 64 rows."""
+    dense = make_problem([200, 200], 1, 16, dtype, page_size=64, sight=Sight(causal=False))
+    out, lse = run(dense)
+    keys = torch.arange(200)
+    indices = dense.block_tables.cpu()[:, keys // 64] * 64 + keys % 64
+    chosen = {**dense.arguments(), "indices": indices.int().to("cuda")[:, None]}
+    one, its_lse = tsmla.tsmla_decode(**chosen | dict.fromkeys(("block_tables", "seq_lens", "max_seq_len")))
+    assert torch.equal(one, out) and torch.equal(its_lse, lse)
