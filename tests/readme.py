@@ -105,6 +105,16 @@ def short_table() -> str:
     return _table(["operator", "takes"], body)
 
 
+def _gathered() -> dict[str, tuple[Dtype, Dtype]]:
+    """Return the rows whose keys some architecture gathers one by one, and the dtypes of query and output."""
+    found = {}
+    for arch in Arch:
+        queries = {dtype.value: dtype for dtype in arch.facts.gathered_dtypes}
+        queries |= {name: arch.facts.decode_rows[name][0] for name in arch.facts.gathered_rows}
+        found |= {name: (dtype, DECODE_OUT_DTYPES[dtype]) for name, dtype in queries.items()}
+    return found
+
+
 def support_table() -> str:
     """Every combination that exists, as the Markdown table of docs/reference/support.md, asked of `why_unsupported`."""
     rows = [
@@ -120,6 +130,16 @@ def support_table() -> str:
             [why_unsupported(DecodeVariant(arch, dtype, out_dtype, lse=True)) is None for arch in SHIPPED_ARCHS],
         )
         for dtype, out_dtype in DECODE_OUT_DTYPES.items()
+    ]
+    rows += [
+        (
+            f"`tsmla_decode` of chosen keys, {row} rows",
+            [
+                why_unsupported(DecodeVariant(arch, *dtypes, True, ROWS.get(row), True)) is None
+                for arch in SHIPPED_ARCHS
+            ],
+        )
+        for row, dtypes in _gathered().items()
     ]
     rows += [
         (

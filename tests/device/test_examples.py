@@ -19,7 +19,7 @@ def largest_error(*command: str) -> float:
     return float(re.search(r"error ([\d.e+-]+)", done.stdout)[1])
 
 
-@pytest.mark.parametrize("file", ["prefill_with_cached_prefix", "fp8_prefill", "decode_in_a_cuda_graph"])
+@pytest.mark.parametrize("file", ["prefill_with_cached_prefix", "fp8_prefill", "decode_in_a_cuda_graph", "chosen_keys"])
 def test_example(file):
     assert 0 < largest_error(sys.executable, str(EXAMPLES / f"{file}.py")) < 0.06
 

@@ -31,6 +31,12 @@ def test_decode_in_a_cuda_graph(gpu):
     assert 0 < run(batch=2, heads=3, keys=127, steps=2, capture=False) < 0.03
 
 
+@pytest.mark.parametrize("keys", [70, 300])
+def test_chosen_keys(gpu, keys):
+    """With 70 keys, a list is as long as the request."""
+    assert 0 < names("chosen_keys.py")["main"](batch=2, heads=3, keys=keys, top_k=100) < 0.03
+
+
 @pytest.mark.parametrize("count", [40, 300])
 def test_context_parallel(gpu, count):
     """Both ranks in one process; with 40 keys the second has none."""
