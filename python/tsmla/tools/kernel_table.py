@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from ..identity.arch import Arch
 from ..identity.row_format import ROWS
-from ..identity.variant import FAMILIES, PackVariant, PrefillVariant, Variant
+from ..identity.variant import FAMILIES, DecodeVariant, PackVariant, PrefillVariant, Variant
 
 HEADER = ("operator", "dtypes", "dims or cache rows", "mask", "LSE", "architecture", "kernels")
 
@@ -41,7 +41,8 @@ def _shape(variant: Variant) -> str:
         return f"qk {variant.d_qk}, v {variant.d_v}"
     if isinstance(variant, PackVariant):
         return f"nope {variant.d_nope}, rope {variant.d_rope}, v {variant.d_v}"
-    return next((name for name, row in ROWS.items() if row == variant.row), str(variant.row))
+    name = next((name for name, row in ROWS.items() if row == variant.row), str(variant.row))
+    return f"{name}, chosen keys" if isinstance(variant, DecodeVariant) and variant.gathers else name
 
 
 def _choices(variant: Variant) -> tuple[str, str]:
