@@ -22,11 +22,12 @@ from tsmla.identity.variant import (
     WriteCacheVariant,
 )
 from tsmla.loading import gpu, resolve
+from tsmla.problems import chosen as chosen_problems
 from tsmla.problems import decode as decode_problems
 from tsmla.problems import memory as memory_problems
 from tsmla.problems import pack as pack_problems
 from tsmla.problems import prefill as prefill_problems
-from tsmla.problems.cases import DecodeCase, PackCase, PrefillCase
+from tsmla.problems.cases import ChosenCase, DecodeCase, PackCase, PrefillCase
 from tsmla.problems.memory import Memory, Repetitions, is_poison
 from tsmla.tools import cli, emulated
 from tsmla.tools.selftest import child as selftest_child
@@ -213,6 +214,30 @@ def test_a_prefill_that_writes_behind_the_last_sequence_is_reported(compiled_ker
             changed[name][8:9] = 0
             problems = prefill_problems.check(PREFILL, case, changed).problems
             assert problems == [f"{name} has rows that belong to no sequence and were written"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda given: {"topk_length": None},
+        lambda given: {"indices": given["indices"].clamp(0, 12 * 61 - 1)},
+        lambda given: {"indices": given["indices"].flip(-1)},
+        lambda given: {"batch_invariant": True},
+    ],
+    ids=["whole lists", "strays name keys", "lists backwards", "another order of sums"],
+)
+def test_wrong_lists_of_keys_are_reported(compiled_kernels, monkeypatch, wrong, request):
+    """The order of sums is free."""
+    case = ChosenCase("small", 130, 3, lengths=(130, 64, 0), page=61, outside=0.3, sinks=True)
+    kernel = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, gathers=True)
+    decode = chosen_problems.tsmla_decode
+    monkeypatch.setattr(
+        chosen_problems, "tsmla_decode", lambda *given, **named: decode(*given, **{**named, **wrong(named)})
+    )
+    with emulation(kernel.arch, compiled=compiled_kernels):
+        results = chosen_problems.run(kernel, case, Memory(), pdl=False)
+        judged = chosen_problems.check(kernel, case, results)
+    assert (judged.problems == []) == ("another order" in request.node.name)
 
 
 @pytest.mark.parametrize("q_lens", [(), (2, 1, 4)], ids=["one query length", "a pack"])
