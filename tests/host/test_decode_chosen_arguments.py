@@ -89,8 +89,7 @@ def test_the_kernel_gets_a_request_of_each_query_token(recorder, form, given):
     assert launched_out.data_ptr() == out.data_ptr() and launched_lse.data_ptr() == lse.data_ptr()
     assert out.shape == (*shape, HEADS, 512) and lse.shape == (*shape, HEADS)
     if given:
-        assert out.data_ptr() == call["out"].data_ptr() and lse.data_ptr() == call["lse"].data_ptr()
-        assert lse.stride() == call["lse"].stride()
+        assert out is call["out"] and lse is call["lse"]
     numbers = ("causal", "window_left", "cp_world", "q_len", "entry_keys", "output_scale", "lse_includes_sink")
     assert [launch_of(recorder, name) for name in numbers] == [0, -1, 1, 1, 1, 0.5, 1]
     assert launch_of(recorder, "lse_factor") == math.log(2)

@@ -63,7 +63,7 @@ def as_requests(query: Any, indices: Any, topk_length: Any, out: Any, lse: Any, 
         tokens, top_k = math.prod(shape), indices.shape[-1]
         return Requests(
             tuple(_one_token(x, shape) for x in query) if type(query) is tuple else _one_token(query, shape),
-            indices.reshape(tokens, top_k),
+            indices if len(shape) == 1 else indices.reshape(tokens, top_k),
             _lengths(topk_length, shape, tokens, indices.device),
             max(1, top_k),
             _result(out, "out", shape),
@@ -104,7 +104,7 @@ def _refuse_shapes(query: Any, indices: Any) -> NoReturn:
 def _one_token(piece: Any, shape: torch.Size) -> Any:
     """View rows [.., heads, columns], or scales [.., heads], of query tokens as those of requests of one token."""
     if len(shape) == 2 and piece.shape[:2] == shape:
-        return piece.flatten(0, 1).unsqueeze(1)
+        return piece.reshape(math.prod(shape), 1, *piece.shape[2:])
     return piece.unsqueeze(1) if len(shape) == 1 else piece
 
 
@@ -151,9 +151,13 @@ def _result(given: Any, name: str, shape: torch.Size) -> Any:
         ) from None
 
 
-def as_given(shape: torch.Size, *results: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Return results of requests of one token each with the dimensions of the query tokens."""
-    return tuple(None if x is None else x.view(*shape, *x.shape[2:]) for x in results)
+def as_given(shape: torch.Size, callers: tuple, made: tuple) -> tuple[torch.Tensor | None, ...]:
+    """Return the caller's results, and those that were made for requests of one token each with the dimensions of the
+    query tokens."""
+    return tuple(
+        given if x is None or given is not None else x.view(*shape, *x.shape[2:])
+        for given, x in zip(callers, made, strict=True)
+    )
 
 
 def none_counts(lists: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -188,6 +188,7 @@ def tsmla_decode(
         return registered.calls["decode"](*written.parameters())
     chosen = indices is not None
     if chosen:
+        callers = out, lse
         query, block_tables, seq_lens, max_seq_len, out, lse, tokens_shape = chosen_keys.as_requests(
             query, indices, topk_length, out, lse,
             block_tables, seq_lens, max_seq_len, cum_seq_lens_q, max_q_len, causal_seqs, local_visible_lens,
@@ -257,7 +258,7 @@ def tsmla_decode(
         _examined(tensors, options)  # raises if an argument is wrong, and says which
         raise
     if chosen:
-        out, lse = chosen_keys.as_given(tokens_shape, out, lse)
+        out, lse = chosen_keys.as_given(tokens_shape, callers, (out, lse))
     return (out, lse) if return_lse else out  # type: ignore[return-value]
 
 
