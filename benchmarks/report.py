@@ -59,6 +59,10 @@ SHAPES = {
         (128, 1, 4096, 16, "fixed"), (128, 1, 8192, 16, "fixed"), (128, 1, 4096, 128, "fixed"),
         (32, 1, 8192, 64, "fixed"), (1, 1, 8192, 128, "fixed"), (1, 1, 1024, 16, "fixed"),
     ),
+    "chosen-decode": (
+        (1, 1, 16), (8, 1, 16), (32, 1, 16), (128, 1, 16), (8, 1, 128), (32, 1, 128), (128, 1, 64), (128, 1, 128),
+        (128, 2, 128),
+    ),
     "prefill": (
         (1, 8192, 8192, True), (1, 8192, 8192, False), (1, 8192, 32768, True), (4, 512, 81920, True),
         (1, 1024, 1024, True), (16, 512, 512, True),
@@ -67,6 +71,7 @@ SHAPES = {
 """Kind of record -> the rows that the page shows.
 
 decode: requests, query tokens, keys, heads, lengths.
+chosen-decode: requests, query tokens, heads.
 prefill: sequences, queries, keys, whether the mask is causal.
 """
 TOKENS = 8192
@@ -139,6 +144,7 @@ def _gpu(device: str) -> str:
     kinds: list[tuple[str, Callable[[dict[str, Any]], Iterator[list[str]]]]] = [
         *((name, functools.partial(_decode_rows, SHAPES[name])) for name in ("decode", "streams-decode", "few-decode")),
         ("rows-decode", _scaled_rows),
+        ("chosen-decode", _chosen_rows),
         *((f"prefill-{name}", _prefill_rows) for name in PREFILLS),
         ("cache", _cache_rows),
         ("pack", _pack_rows),
@@ -354,6 +360,21 @@ def _scaled_rows(record: dict[str, Any]) -> Iterator[list[str]]:
             call = f"decode {_decode_label(shape)}, {name} rows"
             beside = f"bf16 rows {_us(micros[0]['bf16'])}"
             yield [call, _us(micros[0][name]), "", beside, *map(_bold, ratios)]
+
+
+def _chosen_rows(record: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield decodes of chosen keys, each format beside the peer that is faster."""
+    for shape in SHAPES["chosen-decode"]:
+        results = [x for x in record["results"] if x["shape"] == [*shape]]
+        micros = [{name: timing["median_us"] for name, timing in x["timings"].items()} for x in results]
+        requests, q_len, heads = shape
+        for name in ("bf16", "fp8_ds_mla"):
+            ours, *_ = [us[name] for us in micros]
+            peer = min(("FlashMLA sparse", "FA3 gather"), key=lambda peer: micros[0][peer])
+            ratios = [us[name] / us[peer] for us in micros]
+            keys = f"{record['top_k']} chosen keys of {record['slots']}"
+            call = f"decode {requests} x {q_len}, {keys}, {heads} heads, {name} rows"
+            yield [call, _us(ours), "", f"{peer} {_us(micros[0][peer])}", *map(_bold, ratios)]
 
 
 def _prefill_rows(record: dict[str, Any]) -> Iterator[list[str]]:
