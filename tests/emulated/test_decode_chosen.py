@@ -6,7 +6,7 @@ import pytest
 import torch
 import tsmla
 from chosen_reference import OUTSIDE, check_chosen, make_chosen
-from decode_reference import Sight, make_problem, run
+from decode_reference import Sight, judge, make_problem, merged, run
 from emulated_archs import SMS
 from tsmla.identity.arch import Arch
 from tsmla.operators.checks import TORCH_DTYPES
@@ -97,3 +97,21 @@ def test_all_keys_in_order_give_the_bits_of_a_dense_call(gpu, dtype):
     chosen = {**dense.arguments(), "indices": indices.int().to("cuda")[:, None]}
     one, its_lse = tsmla.tsmla_decode(**chosen | dict.fromkeys(("block_tables", "seq_lens", "max_seq_len")))
     assert torch.equal(one, out) and torch.equal(its_lse, lse)
+
+
+def test_ranks_that_own_some_of_the_slots_merge(gpu):
+    """Context parallelism is in the lists: what another rank has is no key of this one's."""
+    chosen = make_chosen((3,), 16, 200, lengths=[200, 5, 0])
+    parts = []
+    for rank in range(2):
+        mine = torch.where(chosen.indices % 2 == rank, chosen.indices, -1)
+        parts.append(tsmla.tsmla_decode(**chosen.arguments(indices=mine)))
+    out, lse = merged(parts)
+    judge(chosen.alone, out.to(torch.bfloat16)[:, None], lse.float()[:, None])
+
+
+def test_programmatic_dependent_launch_gives_the_same_bits(gpu):
+    chosen = make_chosen((3,), 16, 500)
+    out, lse = check_chosen(chosen)
+    other, its_lse = tsmla.tsmla_decode(**chosen.arguments(enable_pdl=True))
+    assert torch.equal(other, out) and torch.equal(its_lse, lse)
