@@ -132,6 +132,7 @@ def run(
         1.0,
         0,
         q_len,
+        16,
         parts,
         0,
     )

@@ -31,8 +31,9 @@ from tsmla.identity.variant import (
 )
 from tsmla.operators.checks import TORCH_DTYPE_OF
 from tsmla.problems import cache as cache_problems
+from tsmla.problems import chosen as chosen_problems
 from tsmla.problems import query as query_problems
-from tsmla.problems.cases import cases_of
+from tsmla.problems.cases import cases_of, kind_of
 from tsmla.problems.memory import Memory
 from tsmla.problems.pages import page_tables, put_keys
 from tsmla.problems.rows import numbers_in, stored_as
@@ -114,7 +115,10 @@ def variants(archs: Iterable[Arch] = SHIPPED_ARCHS) -> list[Variant]:
     for arch, dtype, out_dtype in itertools.product(archs, Dtype, Dtype):
         found += [PackVariant(arch, dtype, out_dtype, *dims) for dims in pack_dims(arch, out_dtype)]
         rows = {uniform_row(dtype), *ROWS.values()}
-        found += [DecodeVariant(arch, dtype, out_dtype, lse, row) for lse in _BOOLS for row in rows]
+        found += [
+            DecodeVariant(arch, dtype, out_dtype, lse, row, gathers)
+            for lse, row, gathers in itertools.product(_BOOLS, rows, _BOOLS)
+        ]
         for dims, causal, lse in itertools.product(PREFILL_DIMS, _BOOLS, _BOOLS):
             found.append(PrefillVariant(arch, dtype, out_dtype, *dims, causal, lse))
     for arch, (name, row) in itertools.product(archs, ROWS.items()):
@@ -171,6 +175,8 @@ def check(
                 judged += [_prefill(variant, lengths, merges, long) for merges in _BOOLS[: 1 + all_ways]]
                 if at_bounds:
                     judged.append(_prefill(variant, PREFILL_BOUNDS, False, long))
+        elif variant.gathers:
+            judged = _short_cases(chosen_problems, variant, "at most {:.2f} of what is allowed")
         else:
             judged = []
             ways = _BOOLS[: 1 + all_ways]
@@ -220,11 +226,17 @@ def _pack(variant: PackVariant) -> tuple[str, str | None]:
     return measured, measured if wrong else None
 
 
-def _short_cases(tests: Any, variant: Variant) -> list[tuple[str, str | None]]:
-    """Run the short cases of `tsmla selftest`. tests: the module of the selftest that runs such variants."""
-    cases = cases_of(variant.family, full=False)
+def _short_cases(
+    tests: Any, variant: Variant, measured: str = "{:.0f} elements differ from torch"
+) -> list[tuple[str, str | None]]:
+    """Run the short cases of `tsmla selftest`.
+
+    tests: the module of the selftest that runs such variants.
+    measured: says what errors are.
+    """
+    cases = cases_of(kind_of(variant), full=False)
     found = [tests.check(variant, case, tests.run(variant, case, Memory(), pdl=True)) for case in cases]
-    return [(f"{x.error:.0f} elements differ from torch", "; ".join(x.problems) or None) for x in found]
+    return [(measured.format(x.error), "; ".join(x.problems) or None) for x in found]
 
 
 def given_query(variant: DecodeVariant, numbers: torch.Tensor) -> Any:

@@ -12,6 +12,9 @@ from typing import Any, Literal
 from .ptx.model import Instruction, Module
 
 AsyncMode = Literal["eager", "random", "late"]
+SHARED_BYTES_PER_CTA = 227 * 1024
+"""Shared memory that one CTA can have on all emulated GPUs (CUDA programming guide). Stated here, too, because kept
+PTX is run where kernels' sources are not installed."""
 
 
 @dataclass(frozen=True)

@@ -369,6 +369,8 @@ def _call_decode(variant: Any, shape: Shape) -> None:
     import tsmla
     from tsmla.identity.support import LATENT_DIM, ROPE_DIM
 
+    if variant.gathers:
+        raise ValueError(f"{variant}: decodes of chosen keys are not modelled")
     torch.manual_seed(0)
     page, pages, width = 64, 64, LATENT_DIM + ROPE_DIM
     query, cache = (

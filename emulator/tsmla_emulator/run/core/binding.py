@@ -12,9 +12,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from tsmla_kernels.limits import SHARED_BYTES_PER_CTA
 
-from ..machine import EmulationError, Finding, Launch, Options, Region, Report, Trace
+from ..machine import SHARED_BYTES_PER_CTA, EmulationError, Finding, Launch, Options, Region, Report, Trace
 from ..ptx.model import Entry, Module
 from ..ptx.program import Program, build_program
 from .build import library

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 import tvm_ffi
-from tsmla_kernels.limits import SHARED_BYTES_PER_CTA
 
-from ..machine import EmulationError, Launch
+from ..machine import SHARED_BYTES_PER_CTA, EmulationError, Launch
 from ..ptx.model import Entry, Module
 from .launch_config import KernelLimits, LaunchConfig, launch_of
 from .memory import Extent, block_at
