@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tsmla.identity.arch import Arch
 from tsmla.loading import gpu, resolve
-from tsmla.operators import checks
+from tsmla.operators import checks, chosen_keys
 
 from .capture import Gpu
 from .tensor import DEVICE
@@ -40,11 +40,13 @@ def torch_cuda(arch: str, gpu: Gpu, processors: int) -> list[Replacement]:
 
 def tsmla_search(name: str, kernel: Callable[[Any], Any]) -> list[Replacement]:
     """Return what makes tsmla's operators find emulated kernels: the search for a variant ends with
-    `kernel(variant)`."""
+    `kernel(variant)`. What an operator keeps for good ends with the emulation, too: its memory is not there any more.
+    """
     arch = Arch(name)
     return [
         (resolve, "_search", lambda variant: resolve.Resolved(kernel(variant), "emulated")),
         (checks, "arch_of", lambda device: arch),
+        (chosen_keys, "_every_key", {}),
         (gpu, "current_arch", lambda: (arch, f"emulated {arch} ({arch.gpus})")),
     ]
 
