@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tsmla.identity.arch import SHIPPED_ARCHS, Arch
-from tsmla.identity.row_format import ROWS
+from tsmla.identity.row_format import ROWS, uniform_row
 from tsmla.identity.support import (
     CACHE_DTYPES,
     DECODE_OUT_DTYPES,
@@ -79,6 +79,12 @@ def short_table() -> str:
             for dtype in _decoded(name)
         ]
 
+    def chosen(arch: Arch) -> list[Variant]:
+        return [
+            DecodeVariant(arch, dtype, out, True, ROWS.get(name, uniform_row(dtype)), gathers=True)
+            for name, (dtype, out) in _gathered().items()
+        ]
+
     def packs(arch: Arch) -> list[Variant]:
         return [PackVariant(arch, dtype, out, 128, 64, 128) for dtype in PACK_DTYPES for out in PACK_OUT_DTYPES]
 
@@ -93,6 +99,7 @@ def short_table() -> str:
         ("`tsmla_prefill`", ", ".join(Arch.SM90A.facts.prefill), prefills),
         ("`tsmla_decode`", f"{', '.join(DECODE_OUT_DTYPES)} caches", decodes),
         ("", f"{', '.join(name for name in ROWS if _decoded(name))} caches, rows with scales", scaled),
+        ("", "lists of chosen keys (sparse attention)", chosen),
         ("`mla_kv_pack_quantize_fp8`", f"{', '.join(PACK_DTYPES)} to {', '.join(PACK_OUT_DTYPES)}", packs),
         ("`mla_write_cache`, `mla_read_cache`", f"{', '.join(CACHE_DTYPES)} rows", caches),
         ("`mla_quantize_q`", f"queries to {', '.join(QUANTIZED_QUERIES)} rows", queries),
