@@ -6,7 +6,7 @@ import pytest
 import torch
 import tsmla
 from chosen_reference import OUTSIDE, check_chosen, make_chosen
-from decode_reference import Sight, judge, make_problem, merged, run
+from decode_reference import Sight, check, judge, make_problem, merged, run
 from emulated_archs import SMS
 from tsmla.identity.arch import Arch
 from tsmla.operators.checks import TORCH_DTYPES
@@ -115,3 +115,27 @@ def test_programmatic_dependent_launch_gives_the_same_bits(gpu):
     out, lse = check_chosen(chosen)
     other, its_lse = tsmla.tsmla_decode(**chosen.arguments(enable_pdl=True))
     assert torch.equal(other, out) and torch.equal(its_lse, lse)
+
+
+SMALL_PAGES = {
+    "pages of one key": ([70, 0, 200], 1, 16, Sight(), 1),
+    "causal, pages of two": ([66, 3, 130], 3, 8, Sight(), 2),
+    "a window, pages of four": ([200, 30], 4, 8, Sight(window_left=70), 4),
+    "full, pages of eight": ([70, 129], 2, 40, Sight(causal=False), 8),
+    "other numbers of tokens": ([150, 70, 9], [2, 0, 5], 12, Sight(), 4),
+}
+
+
+@pytest.mark.parametrize("case", SMALL_PAGES.values(), ids=SMALL_PAGES.keys())
+def test_pages_of_fewer_than_16_keys(gpu, case):
+    """Keys of a dense cache are gathered, too, where a page holds fewer than a copy brings."""
+    lengths, q_len, heads, sight, page_size = case
+    check(make_problem(lengths, q_len, heads, page_size=page_size, sight=sight))
+
+
+def test_visible_lengths_of_keys_in_small_pages(gpu):
+    visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
+    sight = Sight(window_left=300, cp_world=2, cp_rank=1, cp_interleave=16)
+    more = {"visible": visible, "causal_seqs": [380, 130], "sight": sight}
+    check(make_problem([190, 66], 3, 16, page_size=2, **more))
+    check(make_problem([190, 66], 3, 16, torch.float8_e4m3fn, page_size=8, **more))

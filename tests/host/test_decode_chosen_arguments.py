@@ -23,7 +23,7 @@ from tsmla.identity.row_format import ROWS
 from tsmla.identity.support import why_unsupported
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.operators import chosen_keys
-from tsmla.operators.decode import tsmla_decode
+from tsmla.operators.decode import SMALL_PAGE_SIZES, tsmla_decode
 
 TOKENS, TOP_K = BATCH * Q_LEN, 70
 LARGEST_INT = 2**31 - 1
@@ -378,7 +378,8 @@ def test_a_cache_beyond_32_gib_is_refused(recorder):
         if page_stride < stride:
             chosen_keys.check_cache(cache, 64)
             continue
-        message = "kv_cache reaches over 34359738368 bytes from its first key to its last; with indices it must be less"
+        message = "kv_cache reaches over 34359738368 bytes from its first key to its last; where keys are found one by "
+        message += "one, it must be less"
         for shape in (cache, cache[:, None]):
             with pytest.raises(ArgumentError, match=f"^tsmla_decode: {message} than 34359738368"):
                 tsmla_decode(**{**given, "kv_cache": shape})
@@ -400,3 +401,18 @@ def test_what_no_kernel_exists_for(recorder, monkeypatch):
     snapmla = DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, lse=True, row=ROWS["snapmla"], gathers=True)
     assert "it exists for" in (why_unsupported(snapmla) or "")
     assert recorder.launches == []
+
+
+@pytest.mark.parametrize("page_size", SMALL_PAGE_SIZES)
+def test_keys_of_small_pages_are_gathered(recorder, page_size):
+    """In a dense call: its table names pages, and what it does not return is written all the same."""
+    tsmla_decode(**inputs(kv_cache=bf16(PAGES, page_size, 576)))
+    assert recorder.variants[-1].gathers and recorder.variants[-1].lse
+    assert launch_of(recorder, "entry_keys") == page_size
+    assert launch_of(recorder, "lse").shape == (BATCH, Q_LEN, HEADS)
+
+
+def test_small_pages_are_refused_where_no_kernel_gathers(recorder, monkeypatch):
+    rows = bf16(PAGES, 8, 512).to(torch.float8_e4m3fn), bf16(PAGES, 8, 64), torch.ones(PAGES, 8)
+    with pytest.raises(ArgumentError, match="^tsmla_decode: kv_cache has pages of 8 keys; accepted: 16, 32, 64, 128"):
+        tsmla_decode(**inputs(kv_cache=rows))

@@ -66,7 +66,10 @@ WRONG = {
     ),
     "cache width": ({"kv_cache": bf16(2, 64, 512)}, "kv_cache has shape [2, 64, 512]; it must be"),
     "cache of two dimensions": ({"kv_cache": bf16(64, 576)}, "kv_cache has shape [64, 576]; it must be"),
-    "page size": ({"kv_cache": bf16(2, 48, 576)}, "kv_cache has pages of 48 keys; accepted: 16, 32, 64, 128"),
+    "page size": (
+        {"kv_cache": bf16(2, 48, 576)},
+        "kv_cache has pages of 48 keys; accepted: 1, 2, 4, 8, 16, 32, 64, 128",
+    ),
     "cache rows": (
         {"kv_cache": bf16(PAGES, 64, 640)[..., :576]},
         "kv_cache has strides (40960, 640, 1); the rows of a page must follow each other without gaps",

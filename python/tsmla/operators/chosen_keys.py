@@ -180,6 +180,6 @@ def check_cache(kv_cache: torch.Tensor, page_size: int) -> None:
     reach = (max(pages - 1, 0) * kv_cache.stride(0) + page_size * row) * kv_cache.element_size()
     if reach >= _MOST_BYTES:
         raise ArgumentError(
-            f"{_OPERATOR}: kv_cache reaches over {reach} bytes from its first key to its last; with indices it must be "
-            f"less than {_MOST_BYTES} (32 GiB)"
+            f"{_OPERATOR}: kv_cache reaches over {reach} bytes from its first key to its last; where keys are "
+            f"found one by one, it must be less than {_MOST_BYTES} (32 GiB)"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from ..errors import ArgumentError, TsmlaError
 from ..identity.call import DECODE
 from ..identity.plan import plan_decode, wide_rows
-from ..identity.support import DECODE_OUT_DTYPES, LATENT_DIM
+from ..identity.support import DECODE_OUT_DTYPES, LATENT_DIM, why_unsupported
 from ..identity.variant import DecodeVariant
 from ..loading import resolve
 from . import checks, chosen_keys, decode_rows, examine, traced, written
@@ -29,6 +30,8 @@ _LN_2 = math.log(2.0)
 _MOST_ROWS = 2**31 - 128
 """Most query rows (tokens x heads) of a request: the end of its last row tile, of up to 128 rows, must fit in int32."""
 PAGE_SIZES = (16, 32, 64, 128)
+SMALL_PAGE_SIZES = (1, 2, 4, 8)
+"""Page sizes of caches whose keys are gathered one by one."""
 
 
 @written.from_table(DECODE, without=("max_seq_len", "is_var_seq", "indices", "topk_length"))
@@ -84,8 +87,9 @@ def tsmla_decode(
             - (q_nope e4m3, q_pe bf16, query_scales), with a kv_cache of three tensors. A scale is the factor of a whole
               row, rope included: [batch, q_len, heads] float32, or [batch, q_len, 1], any strides. A bf16 query in one
               or two pieces is accepted, too: `mla_quantize_q` turns it into these three first.
-        kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128;
-            any page stride that is a multiple of 16 bytes, rows within a page without gaps. Other forms:
+        kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128,
+            on sm_90a also 1, 2, 4 or 8, but not with SnapMLA's rows; any page stride that is a multiple of 16 bytes,
+            rows within a page without gaps. Other forms:
             - DeepSeek's rows of 656 bytes ("fp8_ds_mla"), for a bf16 query: [pages, page_size, 656] or [pages, 1,
               page_size, 656], uint8 or e4m3, strides as before. Scales are in the rows and may be any float32. Results
               are those of the bf16 rows that `mla_read_cache` reads or, on sm_90a with few query rows, of the rows as
@@ -100,8 +104,8 @@ def tsmla_decode(
             nothing in it outlives a call.
         kv_lora_rank, qk_rope_head_dim: 512 and 64.
         block_tables: [batch, width] int32, pages of each request in order. Entries beyond a request's keys are not
-            read, so rows may be wider than needed. A page that the cache does not have reads as zeros; a cache may have
-            none. With a width of 0, no request has keys.
+            read, so rows may be wider than needed. A page that the cache does not have reads as zeros (of fewer than 16
+            keys, it has none); a cache may have none. With a width of 0, no request has keys.
         seq_lens: [batch] int32 or int64, keys of each request in this cache, its query tokens' own included. Negative
             ones count as 0. No request has more keys than width * page_size, or than 2^31 - 256: keys from there on are
             left out, and positions of its query tokens still follow from the length. int64 takes one more small launch.
@@ -291,7 +295,11 @@ def _served(call: Given, tensors: tuple) -> Served:
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
     wants_lse = call.return_lse or lse is not None
-    variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse or call.chosen, row, call.chosen)
+    variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, row)
+    gathering = dataclasses.replace(variant, lse=True, gathers=True)
+    small = _page_size(kv_cache) in SMALL_PAGE_SIZES and why_unsupported(gathering) is None
+    if call.chosen or small:
+        variant = gathering
     if packed:
         q_len = checks.integer(_OPERATOR, "max_q_len", call.max_q_len, 1, _LARGEST_INT)
     else:
@@ -304,10 +312,10 @@ def _served(call: Given, tensors: tuple) -> Served:
             f"{_OPERATOR}: {what} is {q_len} and query has {heads} heads; a request may have {_MOST_ROWS} rows (query "
             "tokens x heads) at most"
         )
-    if call.chosen:
+    if variant.gathers:
         chosen_keys.check_cache(kv_cache, sizes["page_size"])
     elif sizes["page_size"] not in PAGE_SIZES:
-        accepted = checks.listed(PAGE_SIZES)
+        accepted = checks.listed((*(SMALL_PAGE_SIZES if why_unsupported(gathering) is None else ()), *PAGE_SIZES))
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {accepted}")
     check_options(call)
     parts = workspace_bytes = 0
@@ -333,6 +341,12 @@ def _served(call: Given, tensors: tuple) -> Served:
         DECODE, variant, call, numbers, launches=parts > 0, workspace_bytes=workspace_bytes, has_lse=variant.lse,
         new_out=made(new_out, heads, LATENT_DIM), new_lse=made(new_lse, heads),
     )  # fmt: skip
+
+
+def _page_size(kv_cache: Any) -> int | None:
+    """Keys of a page, as far as the cache is what it has to be."""
+    whole = isinstance(kv_cache, torch.Tensor) and not kv_cache.is_nested and kv_cache.ndim in (3, 4)
+    return kv_cache.shape[-2] if whole else None
 
 
 traced.offer(
