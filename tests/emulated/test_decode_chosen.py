@@ -133,9 +133,7 @@ def test_pages_of_fewer_than_16_keys(gpu, case):
     check(make_problem(lengths, q_len, heads, page_size=page_size, sight=sight))
 
 
-def test_visible_lengths_of_keys_in_small_pages(gpu):
-    visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
+def test_ranks_and_eight_bits_of_keys_in_small_pages(gpu):
     sight = Sight(window_left=300, cp_world=2, cp_rank=1, cp_interleave=16)
-    more = {"visible": visible, "causal_seqs": [380, 130], "sight": sight}
-    check(make_problem([190, 66], 3, 16, page_size=2, **more))
-    check(make_problem([190, 66], 3, 16, torch.float8_e4m3fn, page_size=8, **more))
+    check(make_problem([190, 66], 3, 16, page_size=2, causal_seqs=[380, 130], sight=sight))
+    check(make_problem([190, 66], 3, 16, torch.float8_e4m3fn, page_size=8, causal_seqs=[380, 130], sight=sight))

@@ -416,3 +416,10 @@ def test_small_pages_are_refused_where_no_kernel_gathers(recorder, monkeypatch):
     rows = bf16(PAGES, 8, 512).to(torch.float8_e4m3fn), bf16(PAGES, 8, 64), torch.ones(PAGES, 8)
     with pytest.raises(ArgumentError, match="^tsmla_decode: kv_cache has pages of 8 keys; accepted: 16, 32, 64, 128"):
         tsmla_decode(**inputs(kv_cache=rows))
+
+
+def test_visible_lengths_beside_small_pages_are_refused(recorder):
+    visible = torch.zeros(BATCH, Q_LEN, dtype=torch.int32)
+    tsmla_decode(**inputs(kv_cache=bf16(PAGES, 4, 576)))
+    with pytest.raises(ArgumentError, match="^tsmla_decode: local_visible_lens are given, and kv_cache has pages of 4"):
+        tsmla_decode(**inputs(kv_cache=bf16(PAGES, 4, 576), local_visible_lens=visible))

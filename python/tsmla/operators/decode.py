@@ -88,8 +88,8 @@ def tsmla_decode(
               row, rope included: [batch, q_len, heads] float32, or [batch, q_len, 1], any strides. A bf16 query in one
               or two pieces is accepted, too: `mla_quantize_q` turns it into these three first.
         kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128,
-            on sm_90a also 1, 2, 4 or 8, but not with SnapMLA's rows; any page stride that is a multiple of 16 bytes,
-            rows within a page without gaps. Other forms:
+            on sm_90a also 1, 2, 4 or 8, but not with SnapMLA's rows or local_visible_lens; any page stride that is a
+            multiple of 16 bytes, rows within a page without gaps. Other forms:
             - DeepSeek's rows of 656 bytes ("fp8_ds_mla"), for a bf16 query: [pages, page_size, 656] or [pages, 1,
               page_size, 656], uint8 or e4m3, strides as before. Scales are in the rows and may be any float32. Results
               are those of the bf16 rows that `mla_read_cache` reads or, on sm_90a with few query rows, of the rows as
@@ -317,6 +317,11 @@ def _served(call: Given, tensors: tuple) -> Served:
     elif sizes["page_size"] not in PAGE_SIZES:
         accepted = checks.listed((*(SMALL_PAGE_SIZES if why_unsupported(gathering) is None else ()), *PAGE_SIZES))
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {accepted}")
+    if small and not call.chosen and call.local_visible_lens is not None:
+        raise ArgumentError(
+            f"{_OPERATOR}: local_visible_lens are given, and kv_cache has pages of {sizes['page_size']} keys; with "
+            f"such lengths, pages have {checks.listed(PAGE_SIZES)} keys"
+        )
     check_options(call)
     parts = workspace_bytes = 0
     if batch and q_len and heads:
