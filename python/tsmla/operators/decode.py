@@ -297,8 +297,8 @@ def _served(call: Given, tensors: tuple) -> Served:
     wants_lse = call.return_lse or lse is not None
     variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, row)
     gathering = dataclasses.replace(variant, lse=True, gathers=True)
-    small = _page_size(kv_cache) in SMALL_PAGE_SIZES and why_unsupported(gathering) is None
-    if call.chosen or small:
+    gathered_sizes = SMALL_PAGE_SIZES if why_unsupported(gathering) is None else ()
+    if call.chosen or _page_size(kv_cache) in gathered_sizes:
         variant = gathering
     if packed:
         q_len = checks.integer(_OPERATOR, "max_q_len", call.max_q_len, 1, _LARGEST_INT)
@@ -315,9 +315,9 @@ def _served(call: Given, tensors: tuple) -> Served:
     if variant.gathers:
         chosen_keys.check_cache(kv_cache, sizes["page_size"])
     elif sizes["page_size"] not in PAGE_SIZES:
-        accepted = checks.listed((*(SMALL_PAGE_SIZES if why_unsupported(gathering) is None else ()), *PAGE_SIZES))
+        accepted = checks.listed((*gathered_sizes, *PAGE_SIZES))
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {accepted}")
-    if small and not call.chosen and call.local_visible_lens is not None:
+    if variant.gathers and call.local_visible_lens is not None:
         raise ArgumentError(
             f"{_OPERATOR}: local_visible_lens are given, and kv_cache has pages of {sizes['page_size']} keys; with "
             f"such lengths, pages have {checks.listed(PAGE_SIZES)} keys"
