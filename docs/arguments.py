@@ -60,7 +60,7 @@ def _tensor(operator: Operator, argument: Argument) -> tuple[str, ...]:
     aligned = f"{argument.align}{', outer strides too' if outer and argument.align > 4 else ''}"
     if argument.only_with:
         left_out = "made if asked for"
-    elif argument.only_apart:
+    elif argument.only_where:
         left_out = "None"
     else:
         left_out = argument.left_out.value if isinstance(argument.left_out, LeftOut) else f"`{argument.left_out}`"

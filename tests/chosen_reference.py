@@ -112,3 +112,15 @@ def check_chosen(chosen: Chosen, **changes: Any) -> tuple[torch.Tensor, torch.Te
     tokens = len(chosen.alone.query)
     judge(chosen.alone, out.view(tokens, 1, *out.shape[-2:]), lse.view(tokens, 1, -1))
     return out, lse
+
+
+def in_two_tensors(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The latent and the rope pieces of a cache [pages, page_size, 576] in tensors of their own, with gaps of NaN of
+    different sizes between rows and pages."""
+    pages, page_size, _ = cache.shape
+    found = []
+    for piece, gap, page_gap in ((cache[..., :LATENT], 32, 2), (cache[..., LATENT:], 16, 0)):
+        room = torch.full((pages, page_size + page_gap, piece.shape[-1] + gap), math.nan).to(cache.dtype).to("cuda")
+        found.append(room[:, :page_size, : piece.shape[-1]])
+        found[-1].copy_(piece)
+    return found[0], found[1]

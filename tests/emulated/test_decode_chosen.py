@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import tsmla
-from chosen_reference import OUTSIDE, check_chosen, make_chosen
+from chosen_reference import OUTSIDE, check_chosen, in_two_tensors, make_chosen
 from decode_reference import Sight, check, judge, make_problem, merged, run
 from emulated_archs import SMS
 from tsmla.identity.arch import Arch
@@ -53,6 +53,13 @@ def test_rows_with_scales(gpu, row, heads):
 @pytest.mark.parametrize("heads", [16, 64])
 def test_long_lists_of_rows_with_scales(gpu, row, heads):
     check_chosen(make_chosen((2,), heads, 900, row=row, page_size=69))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_rope_pieces_in_a_tensor_of_their_own(gpu, dtype):
+    for shape, heads, page_size in (((3,), 16, 64), ((2,), 80, 1)):
+        chosen = make_chosen(shape, heads, 200, dtype, lengths=[200, 64, 3][: shape[0]], page_size=page_size, pages=200)
+        check_chosen(chosen, kv_cache=in_two_tensors(chosen.kv_cache))
 
 
 def test_indices_outside_of_the_cache_anywhere(gpu):

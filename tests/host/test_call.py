@@ -212,7 +212,7 @@ def test_operators_launch_in_the_order_of_the_table(variant, packed, launches) -
 def test_tensors_are_left_out_as_the_table_says(variant, launches) -> None:
     operator = operator_of(variant)
     for argument in operator.given:
-        if argument.name == "indices" or argument.only_apart:  # what must be given for it; what nobody may give
+        if argument.name == "indices" or argument.only_where:  # what must be given for it; what nobody may give
             continue
         without = TOGETHER if argument.given in TOGETHER else {argument.given}
         given = {name: value for name, value in call_of(variant).items() if name not in without}

@@ -201,11 +201,22 @@ def test_parts_that_no_kernel_reads_are_copied(recorder):
             assert got[name].data_ptr() != part.data_ptr() and torch.equal(got[name], part.reshape(3, 2, HEADS, -1))
 
 
-def test_a_part_of_another_row_is_not_its_neighbour(recorder):
+def test_parts_of_a_cache_that_lie_apart_are_read_where_they_lie(recorder):
     """Memory goes on behind the latent part with the next row's, or another tensor's, rope."""
     cache = distinct(PAGES + 1, PAGE, 576)
-    with pytest.raises(UnsupportedError, match="kpe_cache does not lie beside ckv_cache"):
-        ran(recorder, plan_inputs(), run_inputs(kv_cache=(cache[:-1, :, :LATENT], cache[1:, :, LATENT:])))
+    for parts in ((cache[:-1, :, :LATENT], cache[1:, :, LATENT:]), APART):
+        for run in ({"kv_cache": parts}, {"kv_cache": None, "ckv_cache": parts[0], "kpe_cache": parts[1]}):
+            _, got, _ = ran(recorder, plan_inputs(), run_inputs(**run))
+            assert got["kv_cache"] is parts[0] and got["rope_cache"] is parts[1] and got["entry_keys"] == PAGE
+
+
+@pytest.mark.parametrize("page_size", [1, 8])
+def test_pages_of_few_keys(recorder, page_size):
+    cache = distinct(PAGES * PAGE, page_size, 576)
+    _, got, _ = ran(
+        recorder, plan_inputs(keys=(3, 1, 0), spare=(2, 2, 1), page_size=page_size), run_inputs(kv_cache=cache)
+    )
+    assert got["kv_cache"] is cache and got["entry_keys"] == page_size
 
 
 def test_a_cache_without_pages_serves_requests_without_keys(recorder):
@@ -333,7 +344,7 @@ APART = distinct(PAGES, PAGE, LATENT), distinct(PAGES, PAGE, 64)
         ({"head_dim_ckv": 256}, "head_dim_ckv is 256; kernels exist for 512"),
         ({"head_dim_kpe": 0}, "head_dim_kpe is 0; kernels exist for 64"),
         ({"page_size": 0}, "page_size is 0"),
-        ({"page_size": 1}, r"page_size is 1; kernels exist for 16, 32, 64, 128"),
+        ({"page_size": 3}, r"page_size is 3; kernels exist for 1, 2, 4, 8, 16, 32, 64, 128"),
         ({"q_data_type": torch.float32}, "q_data_type is torch.float32"),
         ({"kv_data_type": torch.float8_e4m3fn}, "kv_data_type is torch.float8_e4m3fn; it must be q_data_type"),
         ({"output_dtype": torch.float16}, "output_dtype is torch.float16"),
@@ -386,7 +397,7 @@ def test_plan_refuses_by_name(recorder, changes, text):
         ({"query": (distinct(6, HEADS, LATENT), distinct(5, HEADS, 64))}, r"q_pe has shape \[5, 4, 64\]"),
         ({"query": (distinct(6, HEADS, LATENT), 7)}, "q_pe is a int"),
         ({"kv_cache": None}, "needs kv_cache, or ckv_cache and kpe_cache"),
-        ({"kv_cache": APART}, "kpe_cache does not lie beside ckv_cache"),
+        ({"kv_cache": (APART[0], distinct(PAGES, PAGE, 32))}, r"kpe_cache has shape \[40, 16, 32\]"),
         ({"kv_cache": distinct(PAGES, 32, 576)}, r"kv_cache has shape \[40, 32, 576\]; it must be \[pages, 16, 576\]"),
         ({"kv_cache": distinct(PAGES, PAGE, 576, dtype=torch.float16)}, "kv_cache is torch.float16"),
         ({"out": distinct(6, HEADS, 128)}, r"out has shape \[6, 4, 128\]"),

@@ -52,10 +52,11 @@ class Argument:
     name. align: its address, and free outer strides, are multiples of this many bytes. left_out: a name is the caller's
     argument that takes its place. also_shape, also_dtypes: what callers may give besides; the operator rewrites it.
     packed_shape: what callers give instead where query tokens of all requests lie one behind the other; the operator
-    makes one request of them. only_with: a flag of the variant; without it the kernel gets None. only_apart: given only
-    where a row's parts lie in separate tensors (`RowFormat.apart`); other variants' kernels get None. apart_strides:
-    how it may lie where rows do. written: holds a result. scratch: written, too, and nothing in it outlives a call.
-    absent: the shape of an empty tensor in its place, where the sizes that have names are not all 0 in that."""
+    makes one request of them. only_with: a flag of the variant; without it the kernel gets None. only_where: a
+    property of the variant's, likewise; "apart" where a row's parts always lie in separate tensors. free_strides: how
+    it may lie where rows are copied one by one, or their parts lie apart. written: holds a result. scratch: written,
+    too, and nothing in it outlives a call. absent: the shape of an empty tensor in its place, where the sizes that have
+    names are not all 0 in that."""
 
     name: str
     given: str
@@ -68,22 +69,25 @@ class Argument:
     also_dtypes: tuple[str, ...] = ()
     packed_shape: tuple[str | int, ...] = ()
     only_with: str = ""
-    only_apart: bool = False
-    apart_strides: Strides | None = None
+    only_where: str = ""
+    free_strides: Strides | None = None
     written: bool = False
     scratch: bool = False
     absent: tuple[int, ...] = ()
 
     def taken_by(self, variant: Variant) -> bool:
         """Whether kernels of a variant take it; others get None."""
-        return (not self.only_with or getattr(variant, self.only_with)) and (not self.only_apart or is_apart(variant))
+        return all(getattr(variant, name) for name in (self.only_with, self.only_where) if name)
 
     def is_copied(self, element_size: int) -> bool:
         """Whether kernels get a copy of a tensor with elements of this many bytes: integers of another size."""
         return f"int{8 * element_size}" in self.also_dtypes and f"int{8 * element_size}" != self.dtype
 
     def strides_for(self, variant: Variant) -> Strides:
-        return self.apart_strides if self.apart_strides and is_apart(variant) else self.strides
+        """How it lies in memory for kernels of a variant."""
+        if self.free_strides and isinstance(variant, DecodeVariant) and (variant.gathers or variant.apart):
+            return self.free_strides
+        return self.strides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,16 +139,10 @@ class Operator:
         return tuple(found)
 
 
-def is_apart(variant: Variant) -> bool:
-    """Whether a variant's rows lie in several tensors."""
-    return isinstance(variant, DecodeVariant | WriteCacheVariant | ReadCacheVariant) and variant.row.apart
-
-
 def tuples_of(operator: Operator, name: str) -> tuple[int, ...]:
-    """How many tensors a tuple given for an argument may have: two, and one more where rows lie apart."""
+    """How many tensors a tuple given for an argument may have: two, and one more where rows have scales."""
     behind = [x for x in operator.given if x.given.startswith(f"{name}[")]
-    least = 3 if behind[0].only_apart else 2
-    return tuple(range(least, 2 + len(behind)))
+    return tuple(range(2, 2 + len(behind)))
 
 
 def extent(size: str | int, sizes: Mapping[str, int]) -> int | None:
@@ -157,8 +155,10 @@ def fixed_sizes(variant: Variant) -> dict[str, int]:
     """The sizes that are compiled into a kernel, by the names that shapes have for them."""
     if isinstance(variant, DecodeVariant):
         row = variant.row
-        sizes = {"row_width": variant.row_width, "value_columns": row.value_columns}
-        return {**sizes, "query_columns": row.value_columns} if row.apart else sizes
+        sizes = {"value_columns": row.value_columns}
+        if variant.apart:
+            sizes["query_columns"] = row.value_columns
+        return sizes if variant.rope_may_be_apart and not variant.apart else {"row_width": variant.row_width, **sizes}
     if isinstance(variant, WriteCacheVariant | ReadCacheVariant):
         return {"row_width": variant.row_width}
     fields = {field.name: getattr(variant, field.name) for field in dataclasses.fields(variant)}
@@ -206,7 +206,7 @@ _BATCH, _PACK = ("batch", "q_len", "heads"), ("tokens", "heads")
 _SLOTS = ("pages", "page_size")
 _PAGES, _PAGES_OF_ONE = (*_SLOTS, "row_width"), ("pages", 1, "page_size", "row_width")
 _INT64 = ("int64",)
-_APART: dict[str, Any] = {"left_out": LeftOut.EMPTY, "only_apart": True}
+_APART: dict[str, Any] = {"left_out": LeftOut.EMPTY, "only_where": "apart"}
 
 
 def _query(rope_dtype: str = "dtype") -> tuple[Argument, Argument]:
@@ -237,7 +237,7 @@ DECODE = Operator(
             Strides.PAGES,
             16,
             also_shape=_PAGES_OF_ONE,
-            apart_strides=Strides.ROWS,
+            free_strides=Strides.ROWS,
         ),
         Argument("block_tables", "block_tables", ("requests", "width"), strides=Strides.ROWS),
         Argument("seq_lens", "seq_lens", ("requests",), also_dtypes=_INT64),
@@ -256,7 +256,15 @@ DECODE = Operator(
         Argument("lse", "lse", _BATCH, strides=Strides.ANY, **_LSE, packed_shape=_PACK),
         Argument("workspace", "workspace_buffer", ("bytes",), "int8", align=16, also_dtypes=("uint8",), scratch=True),
         Argument("query_scales", "query[2]", _BATCH, "float32", Strides.ANY, packed_shape=_PACK, **_APART),
-        _rows("rope_cache", "kv_cache[1]", (*_SLOTS, ROPE_DIM), "rope_dtype", **_APART),
+        _rows(
+            "rope_cache",
+            "kv_cache[1]",
+            (*_SLOTS, ROPE_DIM),
+            "rope_dtype",
+            left_out=LeftOut.EMPTY,
+            only_where="rope_may_be_apart",
+            absent=(0, 1, ROPE_DIM),
+        ),
         Argument("scale_cache", "kv_cache[2]", _SLOTS, "float32", Strides.ANY, **_APART),
         Number("softmax_scale", "softmax_scale", 1.0, per_call=True),
         Number("output_scale", "output_scale", 1.0, per_call=True),

@@ -128,14 +128,17 @@ def _why_decode(variant: DecodeVariant) -> str | None:
     return _why_not_gathered(variant, facts) if variant.gathers else None
 
 
+_ONE_BY_ONE = "decode of keys that are copied one by one (indices, or a cache of two tensors)"
+
+
 def _why_not_gathered(variant: DecodeVariant, facts: Facts) -> str | None:
     rows = *facts.gathered_dtypes, *facts.gathered_rows
     if not rows:
         has = _listed(arch for arch in Arch if arch.facts.gathered_dtypes or arch.facts.gathered_rows) or "no GPU"
-        return f"decode of chosen keys (indices) has no kernel for {variant.arch} yet; it exists for {has}"
+        return f"{_ONE_BY_ONE} has no kernel for {variant.arch} yet; it exists for {has}"
     uniform = variant.row == uniform_row(variant.dtype)
     if not (variant.dtype in facts.gathered_dtypes if uniform else _name_of(variant.row) in facts.gathered_rows):
-        return f"decode of chosen keys (indices) for {variant.arch} reads rows of {_listed(rows)}, not of {variant.row}"
+        return f"{_ONE_BY_ONE} for {variant.arch} reads rows of {_listed(rows)}, not of {variant.row}"
     if not variant.lse:
         return "a decode that gathers keys one by one always writes an LSE"
     return None

@@ -90,6 +90,11 @@ class _OfRows:
     row: RowFormat
 
     @property
+    def apart(self) -> bool:
+        """Whether rows lie in several tensors."""
+        return self.row.apart
+
+    @property
     def cache_dtype(self) -> Dtype:
         """Dtype of the cache's first tensor; where its rows hold pieces of two dtypes, that of the first piece."""
         return self.row.pieces[0].dtype
@@ -101,7 +106,7 @@ class _OfRows:
     @property
     def row_width(self) -> int:
         """Elements of `cache_dtype` in a row of the cache's first tensor."""
-        bytes = self.row.pieces[0].bytes if self.row.apart else self.row.bytes
+        bytes = self.row.pieces[0].bytes if self.apart else self.row.bytes
         return bytes * 8 // self.cache_dtype.bits
 
 
@@ -123,6 +128,12 @@ class DecodeVariant(_OfRows, _Variant):
     def __post_init__(self) -> None:
         if self.row is None:
             object.__setattr__(self, "row", uniform_row(self.dtype))
+
+    @property
+    def rope_may_be_apart(self) -> bool:
+        """Whether the cache's rope pieces may lie in a tensor of their own: where calls say whether they do, and where
+        they always do."""
+        return self.apart or (self.gathers and self.row.scales is None)
 
     def symbol(self) -> str:
         return "_".join(

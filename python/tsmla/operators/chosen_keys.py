@@ -172,14 +172,16 @@ def in_words_of_lists(error: ArgumentError) -> ArgumentError:
     return type(error)(f"{error} (with indices, each query token counts as a request of one token)")
 
 
-def check_cache(kv_cache: torch.Tensor, page_size: int) -> None:
-    """Refuse a cache whose rows cannot be found one by one: pages without rows, or more bytes than places count."""
+def check_cache(name: str, cache: torch.Tensor) -> None:
+    """Refuse a cache [pages, page_size, columns], or [pages, 1, page_size, columns], whose rows cannot be found one by
+    one: pages without rows, or more bytes than places count."""
+    *outer, page_size, columns = cache.shape
     if page_size == 0:
-        raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of 0 keys; they must have at least one")
-    pages, row = kv_cache.shape[0], kv_cache.shape[-1]
-    reach = (max(pages - 1, 0) * kv_cache.stride(0) + page_size * row) * kv_cache.element_size()
-    if reach >= _MOST_BYTES:
+        raise ArgumentError(f"{_OPERATOR}: {name} has pages of 0 keys; they must have at least one")
+    pages = outer[0]
+    elements = max(pages - 1, 0) * cache.stride(0) + (page_size - 1) * cache.stride(-2) + columns
+    if (reach := elements * cache.element_size()) >= _MOST_BYTES:
         raise ArgumentError(
-            f"{_OPERATOR}: kv_cache reaches over {reach} bytes from its first key to its last; where keys are "
+            f"{_OPERATOR}: {name} reaches over {reach} bytes from its first key to its last; where keys are "
             f"found one by one, it must be less than {_MOST_BYTES} (32 GiB)"
         )

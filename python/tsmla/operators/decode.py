@@ -37,7 +37,7 @@ SMALL_PAGE_SIZES = (1, 2, 4, 8)
 @written.from_table(DECODE, without=("max_seq_len", "is_var_seq", "indices", "topk_length"))
 def tsmla_decode(
     query: torch.Tensor | tuple[torch.Tensor, ...],
-    kv_cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    kv_cache: torch.Tensor | tuple[torch.Tensor, ...],
     workspace_buffer: torch.Tensor,
     kv_lora_rank: int,
     qk_rope_head_dim: int,
@@ -88,8 +88,12 @@ def tsmla_decode(
               row, rope included: [batch, q_len, heads] float32, or [batch, q_len, 1], any strides. A bf16 query in one
               or two pieces is accepted, too: `mla_quantize_q` turns it into these three first.
         kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128,
-            on sm_90a also 1, 2, 4 or 8, but not with SnapMLA's rows or local_visible_lens; any page stride that is a
-            multiple of 16 bytes, rows within a page without gaps. Other forms:
+            on sm_90a also 1, 2, 4 or 8, but not with SnapMLA's rows; any page stride that is a multiple of 16 bytes,
+            rows within a page without gaps (with indices, or pages of fewer than 16 keys, row strides are free
+            multiples of 16 bytes, too). Other forms:
+            - (latent [pages, page_size, 512], rope [pages, page_size, 64]), both of query's dtype, on sm_90a: rows whose
+              pieces lie in two tensors, as FlashInfer's ckv_cache and kpe_cache do. Strides of pages and rows are free
+              multiples of 16 bytes. Rows are then copied one by one, as with indices.
             - DeepSeek's rows of 656 bytes ("fp8_ds_mla"), for a bf16 query: [pages, page_size, 656] or [pages, 1,
               page_size, 656], uint8 or e4m3, strides as before. Scales are in the rows and may be any float32. Results
               are those of the bf16 rows that `mla_read_cache` reads or, on sm_90a with few query rows, of the rows as
@@ -221,9 +225,10 @@ def tsmla_decode(
     if type(query) is tuple:
         query, q_pe, query_scales = examine.pieces(_OPERATOR, "query", query, 2, 3)
     if type(kv_cache) is tuple:
-        kv_cache, rope_cache, scale_cache = examine.pieces(_OPERATOR, "kv_cache", kv_cache, 3)
-        query, q_pe, query_scales = decode_rows.quantised(query, q_pe, query_scales, enable_pdl)
-        kv_cache = decode_rows.typed(kv_cache)
+        kv_cache, rope_cache, scale_cache = examine.pieces(_OPERATOR, "kv_cache", kv_cache, 2, 3)
+        if scale_cache is not None:
+            query, q_pe, query_scales = decode_rows.quantised(query, q_pe, query_scales, enable_pdl)
+            kv_cache = decode_rows.typed(kv_cache)
     elif getattr(kv_cache, "dtype", None) is torch.uint8:
         kv_cache = decode_rows.typed_whole(kv_cache)
     longest = 1 << (max_seq_len - 1).bit_length()  # as plans round it: calls of growing contexts stay of one kind
@@ -284,10 +289,10 @@ def _served(call: Given, tensors: tuple) -> Served:
     query, q_pe, kv_cache, lse = call.query, call.q_pe, call.kv_cache, call.lse
     packed = is_packed(query, call.cum_seq_lens_q, call.max_q_len)
     called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
-    row: Any = decode_rows.row_of(kv_cache, call.rope_cache)
+    row: Any = decode_rows.row_of(kv_cache, call.scale_cache)
     if call.rope_cache is not None:
-        called["kv_cache"] = "kv_cache[0]"
-    elif call.query_scales is not None:
+        called["kv_cache"], columns["row_width"] = "kv_cache[0]", LATENT_DIM
+    if call.scale_cache is None and call.query_scales is not None:
         decode_rows.refuse_scales()
     if call.chosen:
         called |= {"block_tables": "indices", "seq_lens": "topk_length"}
@@ -297,9 +302,11 @@ def _served(call: Given, tensors: tuple) -> Served:
     wants_lse = call.return_lse or lse is not None
     variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, row)
     gathering = dataclasses.replace(variant, lse=True, gathers=True)
-    gathered_sizes = SMALL_PAGE_SIZES if why_unsupported(gathering) is None else ()
-    if call.chosen or _page_size(kv_cache) in gathered_sizes:
+    small_sizes = SMALL_PAGE_SIZES if why_unsupported(gathering) is None else ()
+    in_two = call.rope_cache is not None and call.scale_cache is None
+    if call.chosen or in_two or _page_size(kv_cache) in small_sizes:
         variant = gathering
+        sizes.setdefault("row_width", variant.row_width)
     if packed:
         q_len = checks.integer(_OPERATOR, "max_q_len", call.max_q_len, 1, _LARGEST_INT)
     else:
@@ -312,16 +319,13 @@ def _served(call: Given, tensors: tuple) -> Served:
             f"{_OPERATOR}: {what} is {q_len} and query has {heads} heads; a request may have {_MOST_ROWS} rows (query "
             "tokens x heads) at most"
         )
-    if variant.gathers:
-        chosen_keys.check_cache(kv_cache, sizes["page_size"])
-    elif sizes["page_size"] not in PAGE_SIZES:
-        accepted = checks.listed((*gathered_sizes, *PAGE_SIZES))
+    if not call.chosen and sizes["page_size"] not in (*small_sizes, *PAGE_SIZES):
+        accepted = checks.listed((*small_sizes, *PAGE_SIZES))
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {accepted}")
-    if variant.gathers and call.local_visible_lens is not None:
-        raise ArgumentError(
-            f"{_OPERATOR}: local_visible_lens are given, and kv_cache has pages of {sizes['page_size']} keys; with "
-            f"such lengths, pages have {checks.listed(PAGE_SIZES)} keys"
-        )
+    if variant.gathers:
+        for name, cache in (("kv_cache", kv_cache), ("kv_cache[1]", call.rope_cache)):
+            if cache is not None:
+                chosen_keys.check_cache(called.get(name, name), cache)
     check_options(call)
     parts = workspace_bytes = 0
     if batch and q_len and heads:

@@ -20,9 +20,9 @@ WIDTH = WHOLE.bytes
 """Width of such a row in 8-bit elements."""
 
 
-def row_of(kv_cache: Any, rope_cache: Any) -> RowFormat | None:
+def row_of(kv_cache: Any, scale_cache: Any) -> RowFormat | None:
     """Return the row format of a cache whose rows have scales; None for rows of the query's dtype."""
-    if rope_cache is not None:
+    if scale_cache is not None:
         return ROW
     eight_bits = isinstance(kv_cache, torch.Tensor) and kv_cache.dtype is torch.float8_e4m3fn
     return WHOLE if eight_bits and _is_wide(kv_cache) else None
@@ -77,10 +77,9 @@ def joined(query: Any, q_pe: Any, query_scales: Any) -> Any:
 
 def page_of_zeros(kv_cache: Any, rope_cache: Any, scale_cache: Any) -> Any:
     """Make a cache of one page of zeros, to stand for a cache without pages: a tensor map needs memory behind it."""
-    latent = kv_cache.new_zeros(1, *kv_cache.shape[1:])
-    if rope_cache is None:
-        return latent
-    return latent, rope_cache.new_zeros(1, *rope_cache.shape[1:]), scale_cache.new_ones(1, *scale_cache.shape[1:])
+    latent, *rope = (x.new_zeros(1, *x.shape[1:]) for x in (kv_cache, rope_cache) if x is not None)
+    scales = () if scale_cache is None else (scale_cache.new_ones(1, *scale_cache.shape[1:]),)
+    return (latent, *rope, *scales) if rope else latent
 
 
 def refuse_scales() -> NoReturn:

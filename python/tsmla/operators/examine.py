@@ -207,7 +207,7 @@ def _own_sizes(argument: Argument, required: Sequence[Argument], keyed: Containe
     if argument.packed_shape:  # leading sizes are the first argument's, packed or not
         counted = f"{argument.name}.ndim - {sum(isinstance(size, int) for size in argument.shape)}"
         return [f"{argument.name}.ndim, {argument.name}.shape[:{counted}] == {required[0].name}.shape[:{counted}]"]
-    if argument.only_apart or all(size in keyed for size in argument.shape):
+    if argument.only_where or all(size in keyed for size in argument.shape):
         return [f"{argument.name}.shape"]
 
     known = {size for x in required for size in x.shape}

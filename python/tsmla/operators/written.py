@@ -80,7 +80,8 @@ def served(operator: Operator, variant: Variant, call: Given, numbers: Mapping[s
         if _has_stand_in(argument):
             sizes = [size if isinstance(size, int) else operator.known.get(size, 0) for size in argument.shape]
             dtype = checks.dtype_in_table(variant, argument.dtype)
-            more[f"no_{argument.name}"] = examine.left_out(like, argument.absent or sizes, dtype)
+            taken = argument.taken_by(variant)
+            more[f"no_{argument.name}"] = examine.left_out(like, argument.absent or sizes, dtype) if taken else None
         if _is_converted(operator, argument):
             more[f"convert_{argument.name}"] = None if given is None else _conversion(argument, given)
     return Served(resolve.kernel(variant), **more, **{f"number_{name}": value for name, value in numbers.items()})
@@ -88,7 +89,7 @@ def served(operator: Operator, variant: Variant, call: Given, numbers: Mapping[s
 
 def _has_stand_in(argument: Argument) -> bool:
     """Whether the kernel gets an empty tensor where callers leave one out."""
-    return argument.left_out is LeftOut.EMPTY and not argument.only_apart
+    return argument.left_out is LeftOut.EMPTY
 
 
 def _is_converted(operator: Operator, argument: Argument) -> bool:

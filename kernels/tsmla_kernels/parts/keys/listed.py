@@ -19,22 +19,32 @@ from .visible import MOST, Viewers, seen_by_any
 
 VECTOR = 16
 """Bytes that a lane copies at a time."""
-NO_ROW = -1
-"""Place of the row of a key that does not exist, or that nobody sees."""
+NO_KEY = -1
+"""Entry, slot and place of a key that does not exist, or that nobody sees."""
+
+
+class Rows(NamedTuple):
+    """Where a cache's rows lie, or one of their pieces: `start`, the address in the first row; and how far it is from
+    one page, or row, to the next, in vectors of 16 bytes."""
+
+    start: Int64
+    page_vectors: Int32
+    row_vectors: Int32
 
 
 class ListedKeys(NamedTuple):
     """Where a call's keys lie: key c of request b is number c % entry_keys of entry table[b, c // entry_keys], which
     names the `entry_keys` slots of the cache from slot entry x entry_keys on. Slot s is row s % page_size of page
     s // page_size. The cache has `entries` times as many slots; entries that are negative or not below that name no
-    key. page_vectors, row_vectors: from one page, or row, to the next, in vectors of 16 bytes."""
+    key. rows: the cache's rows. rope: their rope pieces, which may lie in a tensor of their own; None where rows are
+    copied whole."""
 
     table: cute.Tensor
     entry_keys: Int32
     entries: Int32
     page_size: Divisor
-    page_vectors: Int32
-    row_vectors: Int32
+    rows: Rows
+    rope: Rows | None
 
     @property
     def capacity(self) -> Int64:
@@ -43,27 +53,37 @@ class ListedKeys(NamedTuple):
 
 
 @cute.jit
-def listed_keys(cache: cute.Tensor, table: cute.Tensor, entry_keys: Int32) -> ListedKeys:
-    """The keys, on the host, that a table [requests, width] int32 lists of a cache [pages, page size, columns], whose
-    rows follow each other within a page."""
-    pages, page_size, columns = cache.shape
-    vector = VECTOR * 8 // cache.element_type.width
-    row_vectors = columns // vector
-    page_vectors = Int64(page_size) * row_vectors
-    if pages > 1:
-        page_vectors = cache.stride[0] // vector
-    slots = cutlass.min(Int64(pages) * page_size, Int64(MOST))
+def listed_keys(given, rope_at: cutlass.Constexpr[int | None]) -> ListedKeys:
+    """The keys of a call, on the host. given: what the call's table lists, by name: `block_tables` [requests, width]
+    int32 lists keys of `kv_cache` [pages, page size, columns]. rope_at: the byte of a row that its rope piece begins
+    with, unless `rope_cache` [pages, page size, rope columns] has the rope pieces; None where rows are copied whole."""
+    cache = given.kv_cache
+    slots = cutlass.min(Int64(cache.shape[0]) * cache.shape[1], Int64(MOST))
+    rows, rope = _rows_of(cache), None
+    if const_expr(rope_at is not None):
+        rope = rows._replace(start=rows.start + rope_at)
+        if given.rope_cache.shape[0] > 0:
+            rope = _rows_of(given.rope_cache)
     return ListedKeys(
-        table, entry_keys, Int32(slots // entry_keys), divisor_of(page_size), Int32(page_vectors), Int32(row_vectors)
-    )  # fmt: skip
+        given.block_tables, given.entry_keys, Int32(slots // given.entry_keys), divisor_of(cache.shape[1]), rows, rope
+    )
+
+
+def _rows_of(cache: cute.Tensor) -> Rows:
+    """Where the rows of a cache lie. A stride of an extent of 1 may be any number, and is not multiplied by any but
+    0."""
+    vector = VECTOR * 8 // cache.element_type.width
+    page_vectors, row_vectors = (Int32(stride // vector) for stride in cache.stride[:2])
+    return Rows(cache.iterator.toint(), page_vectors, row_vectors)
 
 
 @cute.jit
 def entry_of(keys: ListedKeys, viewers: Viewers, key: Int32) -> Int32:
     """The table's entry for a key, negative where nobody sees the key."""
-    entry = Int32(NO_ROW)
-    if seen_by_any(viewers, key):
-        entry = keys.table[viewers.request, key >> _shift(keys)]
+    entry = Int32(NO_KEY)
+    if viewers.keys.holds(key):  # it holds none where there are no rows to ask
+        if seen_by_any(viewers, key):
+            entry = keys.table[viewers.request, key >> _shift(keys)]
     return entry
 
 
@@ -73,14 +93,19 @@ def names_key(keys: ListedKeys, entry: Int32) -> Boolean:
 
 
 @cute.jit
-def row_of(keys: ListedKeys, entry: Int32, key: Int32) -> Int32:
-    """The vectors of 16 bytes from the start of the cache to the row of a key, whose entry this is; NO_ROW where there
-    is none."""
-    known = Int32(select_(names_key(keys, entry), entry, Int32(0)))
-    slot = (known << _shift(keys)) + (key & (keys.entry_keys - 1))
-    page = quotient(slot, keys.page_size)
-    place = page * keys.page_vectors + (slot - page * keys.page_size.value) * keys.row_vectors
-    return Int32(select_(names_key(keys, entry), place, Int32(NO_ROW)))
+def slot_of(keys: ListedKeys, entry: Int32, key: Int32) -> Int32:
+    """The slot of a key, whose entry this is; NO_KEY where there is none."""
+    slot = (entry << _shift(keys)) + (key & (keys.entry_keys - 1))
+    return Int32(select_(names_key(keys, entry), slot, Int32(NO_KEY)))
+
+
+@cute.jit
+def place_of(keys: ListedKeys, rows: Rows, slot: Int32) -> Int32:
+    """The vectors of 16 bytes from the start of `rows` to that of a slot; NO_KEY where there is none."""
+    known = cutlass.max(slot, 0)
+    page = quotient(known, keys.page_size)
+    place = page * rows.page_vectors + (known - page * keys.page_size.value) * rows.row_vectors
+    return Int32(select_(slot < 0, Int32(NO_KEY), place))
 
 
 @cute.jit
@@ -90,11 +115,11 @@ def entries_of(listed: ListedKeys, viewers: Viewers, key: Int32, keys: cutlass.C
 
 
 @cute.jit
-def tell_there(words: cute.Tensor, rows: tuple) -> None:
-    """Write, by a warp, which keys of a tile are there, a bit for each; `rows` are those of each lane's keys."""
-    found = tuple(cute.arch.vote_ballot_sync(row >= 0) for row in rows)
+def tell_there(words: cute.Tensor, slots: tuple) -> None:
+    """Write, by a warp, which keys of a tile are there, a bit for each; `slots` are those of each lane's keys."""
+    found = tuple(cute.arch.vote_ballot_sync(slot >= 0) for slot in slots)
     if cute.arch.lane_idx() == 0:
-        for word in cutlass.range_constexpr(len(rows)):
+        for word in cutlass.range_constexpr(len(slots)):
             words[word] = found[word]
     cute.arch.sync_warp()
 
@@ -141,8 +166,8 @@ class Lines:
 
 @cute.jit
 def gather(
-    base: Int64,
-    row: Int32,
+    start: Int64,
+    place: Int32,
     lines: cutlass.Constexpr[Lines],
     target: Int32,
     first_key: Int32,
@@ -150,45 +175,45 @@ def gather(
     at_once: cutlass.Constexpr[int] = 8,
 ) -> None:
     """Start copying a piece of up to 32 rows, by a warp, to shared memory, where those of the tile begin at `target`.
-    base: address of the piece in the cache's first row. row: where the row of key `first_key` + the lane's number lies,
+    start: address of the piece in the cache's first row. place: that of the row of key `first_key` + the lane's number,
     in the first `keys` lanes; where there is none, zeros are written. at_once: steps that stand in the code one behind
     the other; more take more registers."""
     lane = cute.arch.lane_idx()
-    own = base + (lane % lines.lanes) * VECTOR
+    own = start + (lane % lines.lanes) * VECTOR
     steps = const_expr(keys // lines.keys)
     if const_expr(steps <= at_once):
         for step in cutlass.range_constexpr(steps):
-            _gather_step(own, row, lines, target, first_key, step * lines.keys)
+            _gather_step(own, place, lines, target, first_key, step * lines.keys)
     else:
         for step in cutlass.range(steps, unroll=at_once):
-            _gather_step(own, row, lines, target, first_key, step * lines.keys)
+            _gather_step(own, place, lines, target, first_key, step * lines.keys)
 
 
 @cute.jit
 def _gather_step(
-    own: Int64, row: Int32, lines: cutlass.Constexpr[Lines], target: Int32, first_key: Int32, step_key: Int32
+    own: Int64, place: Int32, lines: cutlass.Constexpr[Lines], target: Int32, first_key: Int32, step_key: Int32
 ) -> None:
-    """Start copying the rows of `lines.keys` keys, from number `step_key` of those that the lanes' rows are of."""
+    """Start copying the rows of `lines.keys` keys, from number `step_key` of those that the lanes' places are of."""
     lane = cute.arch.lane_idx()
-    found = cute.arch.shuffle_sync(row, step_key + lane // lines.lanes)
+    found = cute.arch.shuffle_sync(place, step_key + lane // lines.lanes)
     size = Int32(select_(found < 0, Int32(0), Int32(VECTOR)))
     source = own + Int64(cutlass.max(found, 0)) * VECTOR
-    place = target + lines.place(first_key + step_key, lane)
+    vector = target + lines.place(first_key + step_key, lane)
     for line in cutlass.range_constexpr(lines.lines):
-        copy_vector(place, 8 * line * lines.line_bytes, source, line * lines.line_bytes, size)
+        copy_vector(vector, 8 * line * lines.line_bytes, source, line * lines.line_bytes, size)
 
 
 @cute.jit
 def gather_whole(
-    base: Int64, row: Int32, row_vectors: cutlass.Constexpr[int], target: Int32, at_once: cutlass.Constexpr[int]
+    start: Int64, place: Int32, row_vectors: cutlass.Constexpr[int], target: Int32, at_once: cutlass.Constexpr[int]
 ) -> None:
-    """Start copying 32 whole rows, by a warp, to shared memory from `target` on, one behind the other. base: address of
-    the cache. row: where the row of the lane's key lies; where there is none, zeros are written."""
+    """Start copying 32 whole rows, by a warp, to shared memory from `target` on, one behind the other. start: address of
+    the cache. place: that of the row of the lane's key; where there is none, zeros are written."""
     lane = cute.arch.lane_idx()
     for step in cutlass.range(row_vectors, unroll=at_once):
         vector = step * 32 + lane
         key = vector // row_vectors
-        found = cute.arch.shuffle_sync(row, key)
+        found = cute.arch.shuffle_sync(place, key)
         size = Int32(select_(found < 0, Int32(0), Int32(VECTOR)))
-        source = base + Int64(cutlass.max(found, 0) + vector - key * row_vectors) * VECTOR
+        source = start + Int64(cutlass.max(found, 0) + vector - key * row_vectors) * VECTOR
         copy_vector(target + vector * VECTOR, 0, source, 0, size)

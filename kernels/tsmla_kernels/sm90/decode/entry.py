@@ -93,8 +93,13 @@ class DecodeKernel:
 
     def _source(self, given) -> KeySource | ListedKeys:
         if self.variant.gathers:
-            return listed_keys(given.kv_cache, given.block_tables, given.entry_keys)
+            return listed_keys(given, self._rope_at())
         return key_source(given.kv_cache, given.block_tables)
+
+    def _rope_at(self) -> int | None:
+        """The byte of a row that its rope piece begins with; None where rows are copied whole."""
+        row = self.variant.row
+        return None if row.scales else row.offset("rope")
 
     def _comes_in_pairs(self, heads: Int32, terms: Terms) -> Boolean:
         """Whether CTAs with neighbouring numbers have row tiles of one query token, and so the same keys. With few

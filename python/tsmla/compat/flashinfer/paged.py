@@ -10,7 +10,7 @@ import torch
 from ...errors import ArgumentError, UnsupportedError
 from ...identity.support import LATENT_DIM, ROPE_DIM
 from ...operators import checks
-from ...operators.decode import PAGE_SIZES, tsmla_decode
+from ...operators.decode import PAGE_SIZES, SMALL_PAGE_SIZES, tsmla_decode
 from .. import translate
 from . import run_inputs
 from .page_tables import Pages, csr_pages, dense_pages
@@ -115,7 +115,8 @@ class BatchMLAPagedAttentionWrapper:
             kv_indices: pages of all requests. kv_len_arr: [batch], keys of each request.
             cum_seq_lens_q, block_tables, seq_lens: the same, as `tsmla_decode` has them. max_q_len: not used.
             metadata: an object with these as attributes, such as FlashInfer's MLAPlanMetadata; page tables first.
-            num_heads: query heads. head_dim_ckv, head_dim_kpe: 512 and 64. page_size: 16, 32, 64 or 128.
+            num_heads: query heads. head_dim_ckv, head_dim_kpe: 512 and 64. page_size: 16, 32, 64
+                or 128; on sm_90a also 1, 2, 4 or 8.
             causal: query token t sees no further than its own position; aligned to the last key.
             sm_scale: factor of the scores.
             q_data_type, kv_data_type: the same, bf16, fp16, e4m3 or e5m2.
@@ -160,8 +161,8 @@ class BatchMLAPagedAttentionWrapper:
         dtype = run_inputs.planned_dtype(_PLAN, given["q_data_type"], given["kv_data_type"], output_dtype)
         heads = checks.integer(_PLAN, "num_heads", given["num_heads"], 0, translate.LARGEST_INT)
         page = checks.integer(_PLAN, "page_size", given["page_size"], 1, translate.LARGEST_INT)
-        if page not in PAGE_SIZES:
-            raise UnsupportedError(f"{_PLAN}: page_size is {page}; kernels exist for {checks.listed(PAGE_SIZES)}")
+        if page not in (sizes := (*SMALL_PAGE_SIZES, *PAGE_SIZES)):
+            raise UnsupportedError(f"{_PLAN}: page_size is {page}; kernels exist for {checks.listed(sizes)}")
         is_causal = checks.flag(_PLAN, "causal", given["causal"])
         pages = self._pages(metadata, flat, page)
         self._planned = _Planned(
@@ -237,8 +238,9 @@ class BatchMLAPagedAttentionWrapper:
         Args:
             query: [tokens, heads, 576], or a pair of its parts, [tokens, heads, 512] and [tokens, heads, 64], copied
                 only where strides are no multiples of 16 bytes. q_nope, q_pe: the pair.
-            kv_cache: [pages, page_size, 576], or a pair of its parts, which must lie side by side: cache[..., :512] and
-                cache[..., 512:] of one tensor. ckv_cache, kpe_cache: the pair.
+            kv_cache: [pages, page_size, 576], or a pair of its parts. ckv_cache, kpe_cache: the pair, [pages, page_size,
+                512] and [pages, page_size, 64]. Parts that do not lie side by side, as cache[..., :512] and
+                cache[..., 512:] do, are read row by row, on sm_90a.
             out: [tokens, heads, 512] to write into. lse: [tokens, heads] float32 to write the LSE into, any strides,
                 whether it is returned or not.
             ckv_scale, kpe_scale: dequantisation factors of the cache's parts, which must be equal.
@@ -271,7 +273,7 @@ class BatchMLAPagedAttentionWrapper:
                 "contract (tsmla_decode has lse_includes_sink)"
             )
         pieces = run_inputs.query_pieces(_RUN, query, q_nope, q_pe)
-        cache = run_inputs.joined_cache(_RUN, kv_cache, ckv_cache, kpe_cache, planned.page_size)
+        cache = run_inputs.cache_of(_RUN, kv_cache, ckv_cache, kpe_cache, planned.page_size)
         first, pages = pieces[0], planned.pages
         checks.dtype_in(_RUN, "query", first, (planned.dtype,))
         flat = pages.tokens, planned.num_heads

@@ -45,10 +45,11 @@ def query_pieces(
     return translate.readable(face, "q_nope", nope), translate.readable(face, "q_pe", pe)
 
 
-def joined_cache(
+def cache_of(
     face: str, kv_cache: Any, ckv_cache: torch.Tensor | None, kpe_cache: torch.Tensor | None, page_size: int
-) -> torch.Tensor:
-    """Return the tensor [pages, page_size, 576] that the given parts are views of. Nothing is copied."""
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return the tensor [pages, page_size, 576] that the given parts are views of, or the parts where they lie
+    apart."""
     row = LATENT_DIM + ROPE_DIM
     parts = _parts(face, ("kv_cache", "ckv_cache", "kpe_cache"), kv_cache, ckv_cache, kpe_cache)
     if len(parts) == 1:
@@ -62,12 +63,7 @@ def joined_cache(
     pages = checks.shape(face, "ckv_cache", ckv, ("pages", page_size, LATENT_DIM))["pages"]
     checks.shape(face, "kpe_cache", kpe, (pages, page_size, ROPE_DIM))
     whole = translate.joined(ckv, kpe) if pages else ckv.new_empty(0, page_size, row)
-    if whole is None:
-        raise UnsupportedError(
-            f"{face}: kpe_cache does not lie beside ckv_cache; kernels read rows of {row}: make one cache "
-            f"[pages, {page_size}, {row}] and pass cache[..., :{LATENT_DIM}] and cache[..., {LATENT_DIM}:]"
-        )
-    return whole
+    return (ckv, kpe) if whole is None else whole
 
 
 def _parts(face: str, names: tuple[str, str, str], whole: Any, left: Any, right: Any) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ....parts.division import Divisor
-from ....parts.keys.listed import VECTOR, ListedKeys, entry_of, gather_whole, row_of, tell_there
+from ....parts.keys.listed import VECTOR, ListedKeys, entry_of, gather_whole, place_of, slot_of, tell_there
 from ....parts.keys.visible import Visibility, viewers_of
 from ..work.task import Task, for_each_task
 from .geometry import TILE_KV, FewRowsGeometry
@@ -26,32 +26,33 @@ AT_ONCE = 8
 
 @cute.jit
 def gather_few(
-    cache: cute.Tensor, source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
-    view: Visibility, heads: Divisor, gatherer: cutlass.Constexpr[int],
+    source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry], view: Visibility, heads: Divisor,
+    gatherer: cutlass.Constexpr[int],
 ) -> None:  # fmt: skip
-    """Gather half of every tile's rows of `cache` [pages, page size, bytes of a row], as warp number `gatherer`."""
-    act = functools.partial(_gather_task, cache, source, shared, geometry, view, heads, gatherer)
+    """Gather half of every tile's rows, as warp number `gatherer`."""
+    act = functools.partial(_gather_task, source, shared, geometry, view, heads, gatherer)
     for_each_task(shared.dealt, act, Int32(0))
 
 
 @cute.jit
 def _gather_task(
-    cache: cute.Tensor, source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
-    view: Visibility, heads: Divisor, gatherer: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
+    source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry], view: Visibility, heads: Divisor,
+    gatherer: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
     """Gather a task's rows, and tell which keys are there. Entries of the table are read a tile ahead."""
-    viewers, base, edge = viewers_of(view, task, heads), cache.iterator.toint(), shared.kv_edge
+    viewers, edge = viewers_of(view, task, heads), shared.kv_edge
     first_key = task.first_tile * TILE_KV + gatherer * SHARE + cute.arch.lane_idx()
     ahead = entry_of(source, viewers, first_key)
     for index in cutlass.range(task.tiles, unroll=1):
         count, key = task.first_count + index, first_key + index * TILE_KV
-        row = row_of(source, ahead, key)
+        slot = slot_of(source, ahead, key)
         ahead = entry_of(source, viewers, key + TILE_KV)
         edge.wait_empty(count)
         stage = edge.stage(count)
-        tell_there(there_of(shared, stage, gatherer), (row,))
+        tell_there(there_of(shared, stage, gatherer), (slot,))
         edge.hand_over(count)
         target = shared.stages + stage * geometry.stage_bytes + gatherer * (SHARE * geometry.row_bytes)
-        gather_whole(base, row, geometry.row_bytes // VECTOR, target, AT_ONCE)
+        place = place_of(source, source.rows, slot)
+        gather_whole(source.rows.start, place, geometry.row_bytes // VECTOR, target, AT_ONCE)
         edge.arrive_behind_copies(count)
     return kept

@@ -105,7 +105,7 @@ class FewRowsKernel:
             elif const_expr(geometry.gathers):
                 for gatherer in cutlass.range_constexpr(len(GATHER_WARPS)):
                     if warp == GATHER_WARPS[gatherer]:
-                        gather_few(keys.cache, keys.source, shared, geometry, view, terms.heads, gatherer)
+                        gather_few(keys.source, shared, geometry, view, terms.heads, gatherer)
                         cute.arch.griddepcontrol_launch_dependents()
             elif warp == LOAD_WARP:
                 if const_expr(geometry.apart):

@@ -14,7 +14,7 @@ from cutlass import Int32, const_expr
 
 from .....limits import WARPGROUP
 from .....parts.division import Divisor
-from .....parts.keys.listed import Lines, ListedKeys, entries_of, gather, row_of, tell_there
+from .....parts.keys.listed import Lines, ListedKeys, entries_of, gather, place_of, slot_of, tell_there
 from .....parts.keys.visible import Visibility, viewers_of
 from .....parts.query import Query
 from ...work.task import Task, for_each_task
@@ -27,15 +27,19 @@ from .transposed import transpose_values
 WARPS = WARPGROUP // 32
 
 
-class GatheredStream(KeyStream):
-    """The stream of 16-bit rows that are gathered. A warpgroup of its own does that, each warp a quarter of the keys:
-    two warps would take as long for a strip as its copies are under way."""
+class Gathers:
+    """What streams have in common whose rows are gathered."""
 
     def keys(self, given, source: ListedKeys) -> Keys:
-        return Keys(None, None, None, source, None, given.kv_cache)
+        return Keys(None, None, None, source, None, None)
 
     def places(self, keys: Keys, shared: Shared) -> None:
         """Nothing: copies by lanes need no partitioned tensors."""
+
+
+class GatheredStream(Gathers, KeyStream):
+    """The stream of 16-bit rows that are gathered. A warpgroup of its own does that, each warp a quarter of the keys:
+    two warps would take as long for a strip as its copies are under way."""
 
     def load(self, loader: int, places: None, query: Query, keys: Keys, shared: Shared, called: tuple) -> None:
         if loader == Q_LOADER:
@@ -64,11 +68,12 @@ class GatheredTransposedStream(GatheredStream):
 
 
 def lines_of(geometry: DecodeGeometry, strip: int) -> tuple[Lines, int]:
-    """What a strip is, as a piece of rows, and the byte of a row that it begins with."""
+    """What a strip is, as a piece of rows, and the byte that it begins with of a row, or of the rope piece."""
     element_bytes = geometry.strip_dtypes[strip].bits // 8
     lines, rest = divmod(geometry.strips[strip], PATTERN_COLUMNS)
     assert rest == 0, geometry
-    return Lines(PATTERN_COLUMNS * element_bytes, lines), geometry.first_columns[strip] * element_bytes
+    first = geometry.first_columns[strip] if strip < geometry.latent_strips else 0
+    return Lines(PATTERN_COLUMNS * element_bytes, lines), first * element_bytes
 
 
 @cute.jit
@@ -104,27 +109,28 @@ def _gather_task(
     heads: Divisor, strips: cutlass.Constexpr, share: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
     """Gather a task's keys. Entries of the table are read a tile ahead."""
-    viewers, base = viewers_of(view, task, heads), keys.cache.iterator.toint()
-    own = Int32(0)
+    viewers, source, own = viewers_of(view, task, heads), keys.source, Int32(0)
     if const_expr(share < TILE_KV):
         own = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % WARPS * share
     lane_keys, first_key = min(share, 32), task.first_tile * TILE_KV + own + cute.arch.lane_idx()
-    ahead = entries_of(keys.source, viewers, first_key, share)
+    ahead = entries_of(source, viewers, first_key, share)
     if const_expr(query is not None):
         if task.tiles > 0:
             load_query(query, shared, geometry, task, heads)
     for index in cutlass.range(task.tiles, unroll=1):
         count, key = task.first_count + index, first_key + index * TILE_KV
-        rows = tuple(row_of(keys.source, entry, key + 32 * half) for half, entry in enumerate(ahead))
-        ahead = entries_of(keys.source, viewers, key + TILE_KV, share)
+        slots = tuple(slot_of(source, entry, key + 32 * half) for half, entry in enumerate(ahead))
+        ahead = entries_of(source, viewers, key + TILE_KV, share)
         for strip in strips:
             edge = shared.edges.kv[strip]
             edge.wait_empty(count)
             for piece in geometry.copied_with(strip):
                 lines, first_byte = lines_of(geometry, piece)
+                rows = source.rows if const_expr(piece < geometry.latent_strips) else source.rope
                 target = shared.keys.loaded[piece] + edge.stage(count) * geometry.strip_bytes[piece]
-                for half, row in enumerate(rows):
-                    gather(base + first_byte, row, lines, target, own + 32 * half, lane_keys)
+                for half, slot in enumerate(slots):
+                    place = place_of(source, rows, slot)
+                    gather(rows.start + first_byte, place, lines, target, own + 32 * half, lane_keys)
             shared.edges.landed[strip].arrive_behind_copies(count)
     return kept
 
@@ -147,11 +153,11 @@ def _tell_task(
     ahead = entries_of(source, viewers, first_key, TILE_KV)
     for index in cutlass.range(task.tiles, unroll=1):
         count, key = task.first_count + index, first_key + index * TILE_KV
-        rows = tuple(row_of(source, entry, key + 32 * half) for half, entry in enumerate(ahead))
+        slots = tuple(slot_of(source, entry, key + 32 * half) for half, entry in enumerate(ahead))
         ahead = entries_of(source, viewers, key + TILE_KV, TILE_KV)
         for strip in cutlass.range_constexpr(geometry.latent_strips):
             shared.edges.landed[strip].wait_full(count)
             if const_expr(strip == 0):  # whoever read what is told of the tile before has left its first strip
-                tell_there(shared.exchange.there[None, shared.edges.kv[0].stage(count)], rows)
+                tell_there(shared.exchange.there[None, shared.edges.kv[0].stage(count)], slots)
             shared.edges.kv[strip].publish(count)
     return kept

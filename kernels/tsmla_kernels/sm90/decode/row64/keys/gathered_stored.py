@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from .....parts.division import Divisor
-from .....parts.keys.listed import Lines, ListedKeys, entries_of, gather, row_of, tell_there
+from .....parts.keys.listed import Lines, entries_of, gather, place_of, slot_of, tell_there
 from .....parts.keys.visible import Visibility, viewers_of
 from .....parts.query import Query
 from ...work.task import Task, for_each_task
@@ -21,20 +21,15 @@ from ..geometry import CONVERTERS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
 from ..load import Q_LOADER, load_query
 from ..storage import Shared
 from .converted import ConvertedStream
+from .gathered import Gathers
 from .stream import Keys
 
 AT_ONCE = 4
 """Steps of a piece's copies that stand in the code one behind the other: registers for more there are not."""
 
 
-class GatheredConvertedStream(ConvertedStream):
+class GatheredConvertedStream(Gathers, ConvertedStream):
     """The stream of rows that are gathered, and converted where lanes have copied them."""
-
-    def keys(self, given, source: ListedKeys) -> Keys:
-        return Keys(None, None, None, source, None, given.kv_cache)
-
-    def places(self, keys: Keys, shared: Shared) -> None:
-        """Nothing: copies by lanes need no partitioned tensors."""
 
     def load(self, loader: int, places: None, query: Query, keys: Keys, shared: Shared, called: tuple) -> None:
         view, heads, _ = called
@@ -65,18 +60,19 @@ def _gather_task(
             load_query(query, shared, geometry, task, heads)
     for index in cutlass.range(task.tiles, unroll=1):
         count, key = task.first_count + index, first_key + index * TILE_KV
-        rows = tuple(row_of(source, entry, key + 32 * half) for half, entry in enumerate(ahead))
+        slots = tuple(slot_of(source, entry, key + 32 * half) for half, entry in enumerate(ahead))
+        places = tuple(place_of(source, source.rows, slot) for slot in slots)
         ahead = entries_of(source, viewers, key + TILE_KV, TILE_KV)
         for strip in geometry.loaded_strips(loader):
             edge = shared.edges.kv[strip]
             edge.wait_empty(count)
             if const_expr(strip == 0):
-                tell_there(shared.exchange.there[None, edge.stage(count)], rows)
+                tell_there(shared.exchange.there[None, edge.stage(count)], slots)
                 edge.hand_over(count)
             for piece, at, first_byte, place in _pieces(geometry, strip):
                 target = shared.keys.loaded[place] + edge.stage(count) * geometry.strip_bytes[place] + at
-                for half, row in enumerate(rows):
-                    gather(keys.cache.iterator.toint() + first_byte, row, piece, target, 32 * half, 32, AT_ONCE)
+                for half, found in enumerate(places):
+                    gather(source.rows.start + first_byte, found, piece, target, 32 * half, 32, AT_ONCE)
             edge.arrive_behind_copies(count)
     return kept
 
