@@ -55,6 +55,13 @@ SECTIONS = (
     ("Blackwell decode with a scale for each key, more than 64 query rows", BLACKWELL_PAIR, (8,), "apart"),
     ("Blackwell decode, cache of 656-byte rows, up to 64 query rows", BLACKWELL_SOLO, (16,), "in a row"),
     ("Blackwell decode, cache of 656-byte rows, more than 64 query rows", BLACKWELL_PAIR, (16,), "in a row"),
+    ("Blackwell decode of chosen keys, 8-bit cache, up to 64 heads", BLACKWELL_SOLO, (8,), "none, gathered"),
+    (
+        "Blackwell decode of chosen keys, 16-bit cache, and 8-bit cache of more than 64 heads",
+        BLACKWELL_PAIR,
+        (16, 8),
+        "none, gathered",
+    ),
 )
 
 DOES = {
@@ -76,6 +83,8 @@ DOES = {
     "load_queries": "copies queries",
     "gather_rows": "copies rows, or some strips of them, one by one; with 8 bits, queries too",
     "gather_stored": "copies queries, and strips of stored rows one by one; tells which keys are there",
+    "gather_keys": "copies rows one by one; of single CTAs, keys are also the values",
+    "gather_values": "copies half of the latent columns of all keys of the pair, one by one",
     "gather_few": "copies stored rows one by one; tells which keys are there",
     "tell_rows": "hands over strips that have landed; tells which keys are there",
     "convert_keys": "loads stored rows and makes bf16 of them",

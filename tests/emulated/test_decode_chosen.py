@@ -7,11 +7,10 @@ import torch
 import tsmla
 from chosen_reference import OUTSIDE, check_chosen, in_two_tensors, make_chosen
 from decode_reference import Sight, check, judge, make_problem, merged, run
-from emulated_archs import SMS
+from emulated_archs import KERNELS, SMS
 from tsmla.identity.arch import Arch
 from tsmla.operators.checks import TORCH_DTYPES
 
-KERNELS = [arch.value for arch in Arch if arch.facts.gathered_dtypes and arch.facts.ships]
 DTYPES = [torch_dtype for torch_dtype, ours in TORCH_DTYPES.items() if ours in Arch.SM90A.facts.gathered_dtypes]
 
 pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]

@@ -83,6 +83,11 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
     if variant.row.scales is not None and not variant.row.apart:
         found |= {name: (2 * rows, 1) for name in ("k", "v") if name in found}  # eight warps of each CTA convert
     found["half"] = (1, 0)
+    if gathers:
+        found["there"] = (1, 4)
+        if variant.row.scales is None:  # of each CTA, one warp makes visible what lanes of four have copied
+            found |= {name: (rows // 4, 1) for name in ("k", "v") if name in found}
+            found |= {"landed_keys": (64, 0), "landed_values": (64, 0)} if pair else {"landed_keys": (128, 0)}
     return {**found, "scales": (1, 4)} if variant.row.apart else found
 
 
@@ -118,8 +123,11 @@ def sizes(variant, kernel: str) -> dict[str, int]:
     row = 512 * element + 64 * (2 if variant.row.apart else element)
     if kernel == "sm100/decode pair":
         k = 128 * row // (3 if element == 2 else 1)
-        return {"q": 128 * row, "k": k, "v": 64 * 512 * element, "p": 128 * 128 * element, **_scales(variant, 128)}
-    return {"q": 64 * row, "k": 64 * row // element, "p": 64 * 64 * element, **_scales(variant, 64)}
+        v = 64 * 512 * element
+        landed = {"landed_keys": k // 2, "landed_values": v // 2, "there": 128 // 8} if variant.gathers else {}
+        return {"q": 128 * row, "k": k, "v": v, "p": 128 * 128 * element, **landed, **_scales(variant, 128)}
+    landed = {"landed_keys": 64 * row, "there": 64 // 8} if variant.gathers else {}
+    return {"q": 64 * row, "k": 64 * row // element, "p": 64 * 64 * element, **landed, **_scales(variant, 64)}
 
 
 def _scales(variant, keys: int) -> dict[str, int]:
@@ -196,7 +204,7 @@ def test_who_fills_an_edge_again_knows_that_it_is_empty(variant, kernel, schedul
             after.setdefault(writer.name, set()).update(role.name for role in edge.readers)
             if edge.emptied_by and not edge.once:
                 for reader in edge.readers:
-                    after.setdefault(reader.name, set()).add(writer.name)
+                    after.setdefault(reader.name, set()).update(role.name for role in (writer, *edge.through))
     for edge in schedule.edges:
         if edge.emptied_by == NOBODY:
             for reader in edge.readers:

@@ -122,7 +122,8 @@ class EdgeSpec:
     A stage is full when all of `filled_by` have arrived (and the announced bytes have landed), empty when all of
     `emptied_by` have. `read_by`: roles that wait until a stage is full and do not say when they have left it. An edge
     that NOBODY empties has no "empty" barriers. Stages of an edge that is filled `once` are never emptied: nobody says
-    so or waits for it, though the barriers are initialised."""
+    so or waits for it, though the barriers are initialised. `through`: roles that wait until a stage is empty and then
+    fill one of another edge, whose reader fills this one."""
 
     name: str
     filled_by: tuple[Party, ...]
@@ -131,6 +132,7 @@ class EdgeSpec:
     bytes: int
     read_by: tuple[Role, ...] = ()
     once: bool = False
+    through: tuple[Role, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.stages > 0 and self.bytes > 0, self

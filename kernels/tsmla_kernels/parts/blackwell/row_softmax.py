@@ -45,6 +45,13 @@ def mask_outside(scores: list, first: Int32, end: Int32) -> list:
     return [Float32(select_((first <= column) & (end > column), score, hidden)) for column, score in enumerate(scores)]
 
 
+def mask_missing(scores: list, there: tuple[Int32, ...]) -> list:
+    """The scores, those of columns whose bit in `there` is 0 replaced by -inf."""
+    hidden = Float32(-Float32.inf)
+    bits = [there[column // 32] >> column % 32 & 1 for column in range(len(scores))]
+    return [Float32(select_(bit != 0, score, hidden)) for bit, score in zip(bits, scores, strict=True)]
+
+
 def row_maximum(scores: list[Float32], nan: bool = False) -> Float32:
     """The largest score, in several chains so that latencies overlap. nan: NaN if one is, else NaN is ignored."""
     best = list(scores[:_CHAINS])

@@ -19,8 +19,9 @@ from ...parts.blackwell import tmem
 from ...parts.decode_line import Terms, deal_work, in_lanes, on_the_line, terms_of
 from ...parts.decode_work import first_unit
 from ...parts.keys import paged
+from ...parts.keys.listed import ListedKeys
 from ...parts.keys.scales import RowScales
-from ...parts.keys.source import BOX_KEYS, key_source
+from ...parts.keys.source import BOX_KEYS, KeySource, key_source
 from ...parts.keys.visible import Visibility
 from ...parts.partials import Partials
 from ...parts.pipeline import Barriers
@@ -30,6 +31,7 @@ from ...parts.row_end import Ending, log_sums_of
 from .assignment import Assignment, is_leader
 from .convert import convert_keys
 from .finish import RowResults
+from .gather import gather_keys, gather_values, tell_rows
 from .geometry import LARGE_KEYS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 from .load import KeyMaps, Maps, load_keys, load_queries, load_values
 from .mma import Products, multiply
@@ -50,7 +52,15 @@ class AttentionKernel:
         self.products = Products(self.probabilities, geometry)
 
     @cute.jit
-    def launch(self, given, view: Visibility, partials: Partials, scale_log2: Float32, ending: Ending):
+    def launch(
+        self,
+        given,
+        source: KeySource | ListedKeys,
+        view: Visibility,
+        partials: Partials,
+        scale_log2: Float32,
+        ending: Ending,
+    ):
         """Launch attention on `given.parts` CTAs or pairs. given: what the call's table lists, by name; `scale_log2` is
         its softmax scale times log2(e)."""
         geometry = self.geometry
@@ -77,7 +87,7 @@ class AttentionKernel:
         has_tail = const_expr(tail > 0)
         query = query_of(query_rows(given, geometry.query_tile), geometry.query_tile, load_op)
         maps, v_maps, values = KeyMaps(None, None), None, geometry.row.value_columns
-        if const_expr(not geometry.converts):
+        if const_expr(not (geometry.converts or geometry.gathers)):
             maps = KeyMaps(
                 box_maps(given.kv_cache, 0, wide, chunks, geometry.k_chunks, layouts.k_box, layouts.k_large),
                 box_maps(rope_cache, rope_column, tail, 1, 1, layouts.k_tail_box, layouts.k_tail_large)
@@ -92,9 +102,8 @@ class AttentionKernel:
         results = RowResults(out, log_sums_of(given.lse), partials, ending)
         terms = terms_of(geometry.deal, view, heads, given.parts, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
-        self.kernel(
-            query, maps, v_maps, given.kv_cache, scales, given.block_tables, view, terms, results, scale_log2
-        ).launch(
+        listed = source if const_expr(geometry.gathers) else source.table
+        self.kernel(query, maps, v_maps, given.kv_cache, scales, listed, view, terms, results, scale_log2).launch(
             grid=(geometry.ctas * given.parts, 1, 1),
             block=(self.schedule.threads, 1, 1),
             cluster=(geometry.ctas, 1, 1),
@@ -112,7 +121,7 @@ class AttentionKernel:
         v_maps: Maps | None,
         kv_cache: cute.Tensor,
         scales: RowScales | None,
-        block_tables: cute.Tensor,
+        listed: ListedKeys | cute.Tensor,
         view: Visibility,
         terms: Terms,
         results: RowResults,
@@ -144,9 +153,9 @@ class AttentionKernel:
         else:
             cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=schedule.threads)
         cute.arch.griddepcontrol_wait()
-        start = (barriers, base, kv_cache, block_tables, view, terms)
-        if const_expr(geometry.converts):
-            self._convert_and_attend(warp, start, query, results, scale_log2)
+        start = (barriers, base, kv_cache, listed, view, terms)
+        if const_expr(geometry.converts or geometry.gathers):
+            self._bring_and_attend(warp, start, query, results, scale_log2)
         else:
             self._load_and_attend(warp, start, query, maps, v_maps, scales, results, scale_log2)
 
@@ -163,7 +172,7 @@ class AttentionKernel:
         barriers: Barriers,
         base: cute.Pointer,
         kv_cache: cute.Tensor,
-        block_tables: cute.Tensor,
+        listed: ListedKeys | cute.Tensor,
         view: Visibility,
         terms: Terms,
     ) -> tuple[Shared, Assignment]:
@@ -172,7 +181,8 @@ class AttentionKernel:
         geometry = self.geometry
         worker = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
         work = deal_work(geometry.deal, view, terms, worker)
-        source, first = key_source(kv_cache, block_tables), first_unit(geometry.deal, work)
+        source = listed if geometry.gathers else key_source(kv_cache, listed)
+        first = first_unit(geometry.deal, work)
         assignment = Assignment(kv_cache, source, work, first)
         if const_expr(geometry.converts):
             assignment = assignment._replace(work=in_lanes(work))
@@ -219,28 +229,47 @@ class AttentionKernel:
                 load_scales(shared, geometry, scales.keys, assignment)
 
     @cute.jit
-    def _convert_and_attend(self, warp: Int32, start: tuple, query: Query, results: RowResults, scale_log2: Float32):
-        """Run the roles where rows are converted. Each asks on its own what there is to do, behind the move of
-        registers: numbers that live across it must be in registers that all roles have, and ptxas spills them."""
+    def _bring_and_attend(self, warp: Int32, start: tuple, query: Query, results: RowResults, scale_log2: Float32):
+        """Run the roles where warps convert or gather rows. Each asks on its own what there is to do, behind the move
+        of registers: numbers that live across it must be in registers that all roles have, and ptxas spills them."""
         geometry, schedule = self.geometry, self.schedule
         if warp < schedule.softmax_warps:
-            cute.arch.setmaxregister_increase(schedule.attend.registers)
+            cute.arch.setmaxregister_increase(schedule.registers.attend)
             shared, assignment = self._started(*start)
             shared = self._with_tensor_memory(shared, start[1])
             attend(geometry, self.probabilities, shared, assignment, None, results, scale_log2)
-        elif warp < schedule.first_convert_warp:
-            cute.arch.setmaxregister_decrease(schedule.multiply.registers)
+        elif warp < schedule.first_bring_warp:
+            cute.arch.setmaxregister_decrease(schedule.registers.issue)
             shared, assignment = self._started(*start)
             if warp == schedule.mma_warp:
                 if is_leader(geometry):
                     multiply(self.products, self._with_tensor_memory(shared, start[1]), assignment)
             elif warp == schedule.query_warp:
                 load_queries(shared, geometry, query, assignment, results.partials.records)
-        else:
-            cute.arch.setmaxregister_increase(schedule.convert_keys.registers)
+            elif const_expr(geometry.gathers):
+                if warp == schedule.tell_warp:
+                    tell_rows(shared, geometry, assignment)
+        elif const_expr(geometry.converts):
+            cute.arch.setmaxregister_increase(schedule.registers.bring)
             shared, assignment = self._started(*start)
-            convert_keys(shared, geometry, warp - schedule.first_convert_warp, assignment)
+            convert_keys(shared, geometry, warp - schedule.first_bring_warp, assignment)
             cute.arch.griddepcontrol_launch_dependents()
+        else:
+            cute.arch.setmaxregister_decrease(schedule.registers.bring)
+            shared, assignment = self._started(*start)
+            self._gather(warp - schedule.first_bring_warp, shared, assignment)
+            cute.arch.griddepcontrol_launch_dependents()
+
+    @cute.jit
+    def _gather(self, warp: Int32, shared: Shared, assignment: Assignment):
+        geometry, warps = self.geometry, len(self.schedule.gather_keys.warps)
+        if const_expr(geometry.is_pair):
+            if warp < warps:
+                gather_keys(shared, geometry, warp, warps, assignment)
+            else:
+                gather_values(shared, geometry, warp - warps, warps, assignment)
+        else:
+            gather_keys(shared, geometry, warp, warps, assignment)
 
 
 @cute.jit

@@ -37,11 +37,14 @@ LARGE_KEYS = 64
 """Keys that one copy of a pair brings where pages have as many."""
 CONVERT_WARPS = 8
 """Warps of the role that converts rows, where products read other rows than the cache holds."""
+THERE_OFFSET = 2 * 1024
+THERE_SLOTS = 4
+"""Tiles for which it is told which keys are there, where keys are gathered."""
 SCALE_SLOTS = 4
 """Tiles whose keys' scales are in shared memory, where keys have scales."""
 SCALE_WORDS = 3
 """Numbers that a key's scale is folded to (`parts/keys/scales.Folded`)."""
-assert EXCHANGE_OFFSET + 2 * CTA_ROWS * ROW_THREADS * 4 <= CONTROL_BYTES
+assert EXCHANGE_OFFSET + 2 * CTA_ROWS * ROW_THREADS * 4 <= THERE_OFFSET < CONTROL_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,7 @@ class DecodeGeometry:
     8 bits, half in 16, whose place is free while the other half is still multiplied.
 
     `row` is what products read, and `stored` what the cache has: DeepSeek's rows become bf16 on their way to shared
-    memory (`convert.py`), for all others both are equal."""
+    memory (`convert.py`), for all others both are equal. gathers: keys are gathered one by one (`gather.py`)."""
 
     row: RowFormat
     stored: RowFormat
@@ -63,6 +66,7 @@ class DecodeGeometry:
     k_slots: int
     k_slots_per_tile: int
     v_slots: int
+    gathers: bool
 
     @classmethod
     def few(cls, variant: DecodeVariant) -> DecodeGeometry:
@@ -77,7 +81,7 @@ class DecodeGeometry:
         row = _multiplied_row(variant)
         k_slots, per_tile = 3 if _is_uniform(row) else 2, 2 * _element_bytes(row) - 1
         v_slots = 4 // _element_bytes(row)
-        return cls(row, variant.row, deal or DEALS[variant.arch], k_slots, per_tile, v_slots)
+        return cls(row, variant.row, deal or DEALS[variant.arch], k_slots, per_tile, v_slots, variant.gathers)
 
     @classmethod
     def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
@@ -86,7 +90,8 @@ class DecodeGeometry:
         row = _multiplied_row(variant)
         size = _element_bytes(row)
         k_slots = 5 if size == 1 and _is_uniform(row) else 4
-        return cls(row, variant.row, FEW_ROWS_DEALS[variant.arch], k_slots, k_slots_per_tile=size, v_slots=0)
+        deal = FEW_ROWS_DEALS[variant.arch]
+        return cls(row, variant.row, deal, k_slots, k_slots_per_tile=size, v_slots=0, gathers=variant.gathers)
 
     def __post_init__(self) -> None:
         assert [piece.name for piece in self.row.pieces] == ["latent", "rope"], self
@@ -97,6 +102,8 @@ class DecodeGeometry:
             assert latent.dtype is Dtype.E4M3 and latent.columns == self.row.value_columns and self.tail == 0, self
             assert rope == self.row.piece("rope") and rope.columns == self.chunk and self.element_bytes == 2, self
             assert self.stored.scales and self.stored.scales.columns % self.chunk == 0, self
+        if self.gathers:
+            assert self.row.scales is None and (self.converts or self.k_cuts == self.k_slots_per_tile), self
         assert self.row.value_columns % self.chunk == 0 and self.row_chunks * self.chunk >= self.row.value_columns, self
         assert self.tail_bytes in (0, SWIZZLE // 2, SWIZZLE), self
         assert self.deal.row_tile == self.ctas * CTA_ROWS, self
@@ -257,6 +264,11 @@ class DecodeGeometry:
     @property
     def p_offset(self) -> int:
         return self.v_offset + self.v_slots * self.v_bytes
+
+    @property
+    def there_bytes(self) -> int:
+        """Bytes of one tile's bits, which say of its keys whether they are there."""
+        return self.tile_kv // 8
 
     @property
     def scale_slots(self) -> int:

@@ -7,12 +7,13 @@ pair of CTAs even for few rows (one SM holds only two tiles of them), but the de
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 from tsmla.identity.call import DECODE
 from tsmla.identity.variant import DecodeVariant
 
 from ...decode.combine import launch_combine
 from ...entry import host_entry
+from ...parts.keys.listed import listed_keys
 from ...parts.keys.source import key_source, visibility_in
 from ...parts.logarithm import LOG2_E
 from ...parts.partials import partials_of
@@ -42,7 +43,10 @@ class DecodeKernel:
         heads = given.query.shape[2]
         # Which of the two takes a call must not depend on the other requests of a batch.
         few_rows = (given.q_len * heads <= CTA_ROWS) & (given.batch_invariant == 0)
-        view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
+        source = key_source(given.kv_cache, given.block_tables)
+        if const_expr(self.variant.gathers):
+            source = listed_keys(given.kv_cache, given.block_tables, given.entry_keys)
+        view = visibility_in(source, given)
         scale_log2 = given.softmax_scale * LOG2_E
         ending = ending_of(given, heads)
         row_tile = Int32(self.pair.geometry.deal.row_tile)
@@ -51,8 +55,8 @@ class DecodeKernel:
         kept = self.few.geometry.partial_rows
         partials = partials_of(self.variant.row.value_columns, row_tile, given, view, kept)
         if few_rows:
-            self.few.launch(given, view, partials, scale_log2, ending)
+            self.few.launch(given, source, view, partials, scale_log2, ending)
         else:
-            self.pair.launch(given, view, partials, scale_log2, ending)
+            self.pair.launch(given, source, view, partials, scale_log2, ending)
         lse = log_sums_of(given.lse)
         launch_combine(partials, given.out, lse, ending, given.stream, kept, crowd=CROWD)

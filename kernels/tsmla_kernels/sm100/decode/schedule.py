@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from ...limits import REGISTERS_PER_SM, WARPGROUP
-from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Party, Role, TensorCore, Warps
-from .geometry import CONVERT_WARPS, CTA_ROWS, S_SLOTS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
+from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, LaneCopies, Party, Role, TensorCore, Warps
+from .geometry import CONVERT_WARPS, CTA_ROWS, S_SLOTS, TENSOR_ADDRESS_OFFSET, THERE_SLOTS, DecodeGeometry
 
-ATTEND_REGISTERS, ISSUE_REGISTERS, CONVERT_REGISTERS = 168, 72, 136
-"""Registers of a thread of each warpgroup where rows are converted: what they use without spills, and all there are."""
+
+class Registers(NamedTuple):
+    """Registers of a thread: one that attends, one that issues MMAs or copies, and one that brings keys by itself."""
+
+    attend: int
+    issue: int
+    bring: int
+
+
+ALIKE, CONVERTING, GATHERING = Registers(255, 255, 255), Registers(168, 72, 136), Registers(216, 136, 152)
+"""Registers where bulk copies bring keys, where warps convert rows, and where they gather them: what roles use without
+spills, and all there are."""
+GATHER_WARPS = WARPGROUP // 32
 ROW_BARRIER = 1
 """First of two named barriers: rows 0-31 and rows 32-63 of the CTA."""
 START_BARRIER = 3
@@ -25,7 +37,8 @@ class DecodeSchedule:
     All roles have the same registers, so that none are moved between them.
 
     Where rows are converted, two more warpgroups do it, in place of the warps that load keys and values. They and
-    softmax then need more registers than all may have, and the second warpgroup gives some."""
+    softmax then need more registers than all may have, and the second warpgroup gives some. Where rows are gathered,
+    one more warpgroup does it; in a pair, half of it keys and half values."""
 
     geometry: DecodeGeometry
     softmax_warps: int = 4
@@ -34,60 +47,84 @@ class DecodeSchedule:
     value_warp: int = 6
     scale_warp: int = 7
     query_warp: int = 5
-    first_convert_warp: int = 8
+    tell_warp: int = 6
+    first_bring_warp: int = 8
 
     def __post_init__(self) -> None:
-        a_role_each = (self.attend, self.multiply, self.convert_keys, self.convert_keys)[: self.threads // WARPGROUP]
-        assert WARPGROUP * sum(role.registers for role in a_role_each) <= REGISTERS_PER_SM, self
+        attend, issue, bring = self.registers
+        more = self.threads // WARPGROUP - 2
+        assert WARPGROUP * (attend + issue + more * bring) <= REGISTERS_PER_SM, self
         warps = [warp for role in self.roles for warp in role.warps]
         assert len({*warps}) == len(warps), f"two roles have the same warp: {self}"
         assert max(warps) < self.threads // 32, self
 
     @property
     def threads(self) -> int:
-        return 4 * WARPGROUP if self.geometry.converts else 2 * WARPGROUP
+        return (4 if self.geometry.converts else 3 if self.geometry.gathers else 2) * WARPGROUP
 
     @property
-    def registers(self) -> int:
-        """Registers of a thread that issues MMAs or copies."""
-        return ISSUE_REGISTERS if self.geometry.converts else 255
+    def registers(self) -> Registers:
+        return CONVERTING if self.geometry.converts else GATHERING if self.geometry.gathers else ALIKE
 
     @property
     def attend(self) -> Role:
-        registers = ATTEND_REGISTERS if self.geometry.converts else self.registers
-        return Role("attend", tuple(range(self.softmax_warps)), registers, self.geometry.ctas)
+        return Role("attend", tuple(range(self.softmax_warps)), self.registers.attend, self.geometry.ctas)
+
+    def _issuer(self, name: str, warp: int) -> Role:
+        """A role of one warp that issues copies, or tells others."""
+        return Role(name, (warp,), self.registers.issue, self.geometry.ctas)
 
     @property
     def multiply(self) -> Role:
         """The role that issues MMAs; in a pair, the leader's."""
-        return Role("multiply", (self.mma_warp,), self.registers)
+        return Role("multiply", (self.mma_warp,), self.registers.issue)
 
     @property
     def load_keys(self) -> Role:
-        return Role("load_keys", (self.key_warp,), self.registers, self.geometry.ctas)
+        return self._issuer("load_keys", self.key_warp)
 
     @property
     def load_values(self) -> Role:
-        return Role("load_values", (self.value_warp,), self.registers, self.geometry.ctas)
+        return self._issuer("load_values", self.value_warp)
 
     @property
     def load_scales(self) -> Role:
-        return Role("load_scales", (self.scale_warp,), self.registers, self.geometry.ctas)
+        return self._issuer("load_scales", self.scale_warp)
 
     @property
     def load_queries(self) -> Role:
-        return Role("load_queries", (self.query_warp,), self.registers, self.geometry.ctas)
+        return self._issuer("load_queries", self.query_warp)
+
+    @property
+    def tell_rows(self) -> Role:
+        return self._issuer("tell_rows", self.tell_warp)
 
     @property
     def convert_keys(self) -> Role:
         """The role that converts keys and, in a pair, values."""
-        warps = tuple(self.first_convert_warp + warp for warp in range(CONVERT_WARPS))
-        return Role("convert_keys", warps, CONVERT_REGISTERS, self.geometry.ctas)
+        return self._bringer("convert_keys", 0, CONVERT_WARPS)
+
+    @property
+    def gather_keys(self) -> Role:
+        return self._bringer("gather_keys", 0, GATHER_WARPS // self.geometry.ctas)
+
+    @property
+    def gather_values(self) -> Role:
+        """The other half of the warps that gather, in a pair."""
+        return self._bringer("gather_values", GATHER_WARPS // 2, GATHER_WARPS // 2)
+
+    def _bringer(self, name: str, first: int, warps: int) -> Role:
+        """A role of warps that bring keys by themselves."""
+        own = range(self.first_bring_warp + first, self.first_bring_warp + first + warps)
+        return Role(name, tuple(own), self.registers.bring, self.geometry.ctas)
 
     @property
     def roles(self) -> tuple[Role, ...]:
         if self.geometry.converts:
             return (self.attend, self.multiply, self.load_queries, self.convert_keys)
+        if self.geometry.gathers:
+            values = (self.gather_values,) if self.geometry.is_pair else ()
+            return (self.attend, self.multiply, self.load_queries, self.tell_rows, self.gather_keys, *values)
         values = (self.load_values,) if self.geometry.is_pair else ()
         scales = (self.load_scales,) if self.geometry.scale_slots else ()
         return (self.attend, self.multiply, self.load_keys, *values, *scales)
@@ -97,13 +134,16 @@ class DecodeSchedule:
         """Edges of the Blackwell decode. Copies of both CTAs of a pair complete on the leader's barriers, and the
         leader announces their bytes. Values are there when the other CTA's lanes, too, have written what they copy
         themselves. Solo, keys are also the values. Scales of keys stay within a CTA: each brings those of all keys.
-        Converted rows are there when all converting warps of both CTAs have written theirs. Half of an output's columns
-        are complete before the last tile's probabilities are empty; the next output is, when `attend` has left this
-        one."""
+        Converted rows are there when all converting warps of both CTAs have written theirs. Gathered rows land on edges
+        of their own, and are there when `tell_rows` of both CTAs has made them visible to products; it also tells,
+        within its CTA, which keys are `there`. Half of an output's columns are complete before the last tile's
+        probabilities are empty; the next output is, when `attend` has left this one."""
         geometry = self.geometry
+        loads = not (geometry.converts or geometry.gathers)
         ctas, products = geometry.ctas, (TensorCore(self.multiply),)
-        loader = self.load_queries if geometry.converts else self.load_keys
-        keys: tuple[Party, ...] = (Warps(self.convert_keys) if geometry.converts else Copies(self.load_keys),)
+        loader = self.load_keys if loads else self.load_queries
+        brings = Warps(self.convert_keys if geometry.converts else self.tell_rows)
+        keys: tuple[Party, ...] = (Copies(self.load_keys) if loads else brings,)
         attend, tile_scores = (Warps(self.attend),), ctas * 4 * self.geometry.s_columns * 128
         queries: tuple[Party, ...]
         if geometry.is_pair:
@@ -111,22 +151,33 @@ class DecodeSchedule:
             queries = (Either(Copies(loader), own), other)
         else:
             queries = (Either(Copies(loader), Warps(loader)),)
+        gatherers = (self.gather_keys, self.gather_values) if geometry.gathers else ()
         edges = [
             EdgeSpec("q", queries, products, 1, ctas * geometry.q_bytes),
-            EdgeSpec("k", keys, products, geometry.k_slots, ctas * geometry.k_bytes),
+            EdgeSpec("k", keys, products, geometry.k_slots, ctas * geometry.k_bytes, through=gatherers[:1]),
         ]
         if geometry.is_pair:
             values = keys
-            if not geometry.converts:
+            if loads:
                 values = (Copies(self.load_values), Warps(self.load_values, ctas, "the other CTA's"))
-            edges.append(EdgeSpec("v", values, products, geometry.v_slots, ctas * geometry.v_bytes))
+            size = ctas * geometry.v_bytes
+            edges.append(EdgeSpec("v", values, products, geometry.v_slots, size, through=gatherers[1:]))
         edges += [
             EdgeSpec("s", products, attend, S_SLOTS, tile_scores),
             EdgeSpec("p", attend, products, geometry.p_slots, ctas * geometry.p_bytes),
             EdgeSpec("half", products, NOBODY, 1, ctas * CTA_ROWS * geometry.row.value_columns * 2, (self.attend,)),
         ]
+        whose = "this CTA's" if geometry.is_pair else ""
+        if geometry.gathers:
+            k_slots, v_slots, tells = geometry.k_slots, geometry.v_slots, (self.tell_rows,)
+            lanes = LaneCopies(self.gather_keys, ctas, whose)
+            edges.append(EdgeSpec("landed_keys", (lanes,), NOBODY, k_slots, geometry.k_bytes, tells))
+            if geometry.is_pair:
+                lanes = LaneCopies(self.gather_values, ctas, whose)
+                edges.append(EdgeSpec("landed_values", (lanes,), NOBODY, v_slots, geometry.v_bytes, tells))
+            bring, take = (Warps(self.tell_rows, ctas, whose),), (Warps(self.attend, ctas, whose),)
+            edges.append(EdgeSpec("there", bring, take, THERE_SLOTS, geometry.there_bytes))
         if geometry.scale_slots:
-            whose = "this CTA's" if geometry.is_pair else ""
             bring, take = (Warps(self.load_scales, ctas, whose),), (Warps(self.attend, ctas, whose),)
             edges.append(EdgeSpec("scales", bring, take, geometry.scale_slots, geometry.scale_bytes))
         return EdgeTable(tuple(edges), TENSOR_ADDRESS_OFFSET)

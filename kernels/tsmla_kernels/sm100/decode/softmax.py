@@ -8,6 +8,8 @@ between, which nobody reaches before reading. The maximum that exponents refer t
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import NamedTuple
 
 import cutlass
@@ -20,6 +22,7 @@ from ...parts.blackwell.row_softmax import (
     RowState,
     beyond,
     exponentials,
+    mask_missing,
     mask_outside,
     offset_of,
     rescale_factor,
@@ -35,6 +38,7 @@ from ...parts.precision import Probabilities, numeric, packed_words
 from ...parts.row_end import BASE_2, end_of_row
 from .assignment import Assignment, for_each_segment, rank_of
 from .finish import HELD_COLUMNS, RowResults, finish, wait_output
+from .gather import there_of
 from .geometry import CTA_ROWS, ROW_THREADS, DecodeGeometry
 from .scales import anchor_of_segment, folded, row_factor, unfolded_sum
 from .schedule import ROW_BARRIER
@@ -174,6 +178,10 @@ def _tile(
     shared.edges.s.release(tile)
     if const_expr(factor is not None):
         scores = folded(shared, geometry, lane.half, scores, factor, tile)
+    if const_expr(geometry.gathers):
+        there = _there(shared, geometry, lane, tile)
+        if functools.reduce(operator.and_, there) != -1:
+            scores = mask_missing(scores, there)
     if keys.all.lacks(first_key, geometry.tile_kv):
         mine = first_key + lane.half * columns
         scores = mask_outside(scores, keys.mine.first - mine, keys.mine.end - mine)
@@ -203,11 +211,22 @@ def _tile(
 
 
 @cute.jit
+def _there(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], lane: Lane, tile: Int32) -> tuple[Int32, ...]:
+    """Which keys of this thread's half of a tile are there, a bit for each."""
+    shared.edges.there.wait_full(tile)
+    told, words = there_of(shared, geometry, tile), const_expr(geometry.s_columns // 32)
+    there = tuple(told[lane.half * words + word] for word in range(words))
+    cute.arch.sync_warp()
+    shared.edges.there.release(tile)
+    return there
+
+
+@cute.jit
 def _rescale(geometry: cutlass.Constexpr[DecodeGeometry], lane: Lane, factor: Float32):
     """Multiply this thread's part of its output row by `factor`: columns are on their way while those before are
-    multiplied. Where rows have scales, probabilities stay in registers meanwhile, and where rows are converted, the
-    converting warps have many registers: more would spill."""
-    if const_expr(geometry.scale_slots > 0 or geometry.converts):
+    multiplied. Where rows have scales, probabilities stay in registers meanwhile, and where warps convert or gather
+    rows, those have many registers: more would spill."""
+    if const_expr(geometry.scale_slots > 0 or geometry.converts or geometry.gathers):
         for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS // 2):
             values = tmem.load(lane.address + first, HELD_COLUMNS // 2)
             tmem.wait_loads()

@@ -10,9 +10,9 @@ from tsmla.identity.row_format import NAMES
 
 from ...parts.keys import paged
 from ...parts.keys.source import BOX_KEYS
-from ...parts.pipeline import Barriers, ClusterEdge, Edge
+from ...parts.pipeline import Barriers, ClusterEdge, Edge, LaneCopiesEdge
 from ...parts.precision import numeric
-from .geometry import EXCHANGE_OFFSET, LARGE_KEYS, SWIZZLE, DecodeGeometry
+from .geometry import EXCHANGE_OFFSET, LARGE_KEYS, SWIZZLE, THERE_OFFSET, DecodeGeometry
 
 
 class Layouts(NamedTuple):
@@ -64,18 +64,22 @@ class Edges(NamedTuple):
     p: ClusterEdge
     half: ClusterEdge
     scales: Edge | None
+    landed_keys: LaneCopiesEdge | None
+    landed_values: LaneCopiesEdge | None
+    there: Edge | None
 
 
 class Shared(NamedTuple):
     """What the roles see of a CTA: its tiles in shared memory in three views, where the threads of a row exchange
-    numbers, folded scales of keys, tensor memory, and the edges. Solo there is no V; without scales of keys nothing
-    that concerns them."""
+    numbers, folded scales of keys, which keys are there, tensor memory, and the edges. Solo there is no V; without
+    scales of keys, or keys that are gathered, nothing that concerns them."""
 
     operands: Operands
     tiles: Tiles
     words: Words
     exchange: cute.Pointer
     scales: cute.Pointer | None
+    there: cute.Pointer | None
     tmem_base: Int32
     edges: Edges
 
@@ -113,6 +117,7 @@ def shared_of(geometry: DecodeGeometry, base: cute.Pointer, barriers: Barriers, 
     tail, query, scaled = geometry.tail_bytes, geometry.query_tile, geometry.scale_slots > 0
     q, k, k_tail = geometry.q_offset, geometry.k_offset, geometry.k_tail_offset
     v, p = geometry.v_offset, geometry.p_offset
+    landed = geometry.gathers and not geometry.converts
     return Shared(
         Operands(*(address(offset) for offset in (q, k, k_tail, v, p))),
         Tiles(
@@ -127,11 +132,15 @@ def shared_of(geometry: DecodeGeometry, base: cute.Pointer, barriers: Barriers, 
         Words(*(words(offset) for offset in (q, k, v, p))),
         exchange=words(EXCHANGE_OFFSET, Float32),
         scales=words(geometry.scale_offset, Float32) if scaled else None,
+        there=words(THERE_OFFSET) if geometry.gathers else None,
         tmem_base=tmem_base,
         edges=Edges(
             *(barriers.edge(name, ClusterEdge) for name in ("q", "k")),
             barriers.edge("v", ClusterEdge) if geometry.is_pair else None,
             *(barriers.edge(name, ClusterEdge) for name in ("s", "p", "half")),
             barriers.edge("scales", Edge) if scaled else None,
+            barriers.edge("landed_keys", LaneCopiesEdge) if landed else None,
+            barriers.edge("landed_values", LaneCopiesEdge) if landed and geometry.is_pair else None,
+            barriers.edge("there", Edge) if geometry.gathers else None,
         ),
     )

@@ -1,0 +1,133 @@
+"""Roles `gather_keys`, `gather_values` and `tell_rows` of the Blackwell decode, where rows are gathered one by one.
+
+Lanes copy 16 bytes each, to where bulk copies would put them. They write as plain stores do, which products do not see
+by themselves: in each CTA, `tell_rows` waits for what lanes have copied, makes it visible (a proxy fence; any warp may
+run it), and tells the warp that multiplies. Softmax hears from it which keys are there: those that no row sees, and
+those that the cache does not have, are zeros."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+
+from ...parts.decode_work import Segment
+from ...parts.keys.listed import Lines, entries_of, entry_of, gather, row_of, tell_there
+from ...parts.keys.visible import viewers_of
+from .assignment import Assignment, Done, for_each_segment, rank_of
+from .geometry import SWIZZLE, DecodeGeometry
+from .storage import Shared
+
+
+def gather_keys(
+    shared: Shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    warp: Int32,
+    warps: cutlass.Constexpr[int],
+    assignment: Assignment,
+):
+    """Gather the K tiles of each segment, as warp number `warp` of `warps`: in a pair, this CTA's half of a tile's
+    keys; solo, all of them. Entries of the table are read a tile ahead."""
+    share = geometry.k_keys // warps
+    own, source, base = warp * share, assignment.source, assignment.cache.iterator.toint()
+    lines = Lines(SWIZZLE, geometry.k_chunks)
+    first = rank_of(geometry) * geometry.k_keys + own + cute.arch.lane_idx()
+
+    @cute.jit
+    def gather_keys_of(segment: Segment, done: Done) -> Done:
+        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
+        first_key = segment.first_tile * geometry.tile_kv + first
+        ahead = entry_of(source, viewers, first_key)
+        for i in cutlass.range(segment.tiles, unroll=1):
+            key = first_key + i * geometry.tile_kv
+            row = row_of(source, ahead, key)
+            ahead = entry_of(source, viewers, key + geometry.tile_kv)
+            for cut in cutlass.range_constexpr(geometry.k_cuts):
+                count = (done.tiles + i) * geometry.k_cuts + cut
+                shared.edges.k.wait_empty(count)
+                stage = shared.edges.k.stage(count)
+                target = shared.operands.k + stage * geometry.k_wide_bytes
+                gather(base + cut * geometry.k_chunks * SWIZZLE, row, lines, target, own, share)
+                if const_expr(geometry.tail > 0):
+                    target = shared.operands.k_tail + stage * geometry.k_tail_bytes
+                    tail = Lines(geometry.tail_bytes, 1)
+                    gather(base + geometry.row_chunks * SWIZZLE, row, tail, target, own, share)
+                shared.edges.landed_keys.arrive_behind_copies(count)
+        return done.and_all_of(segment)
+
+    for_each_segment(geometry, assignment, gather_keys_of, Done.nothing())
+
+
+def gather_values(
+    shared: Shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    warp: Int32,
+    warps: cutlass.Constexpr[int],
+    assignment: Assignment,
+):
+    """Gather the V tiles of a pair, as warp number `warp` of `warps`: this CTA's 256 of the 512 latent dims, all
+    keys."""
+    share = geometry.v_keys // warps
+    own, source, slots = warp * share, assignment.source, geometry.v_slots_per_tile
+    lines = Lines(SWIZZLE, geometry.v_chunks)
+    base = assignment.cache.iterator.toint() + rank_of(geometry) * (geometry.v_chunks * SWIZZLE)
+    first = own + cute.arch.lane_idx()
+
+    @cute.jit
+    def gather_values_of(segment: Segment, done: Done) -> Done:
+        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
+        first_key = segment.first_tile * geometry.tile_kv + first
+        ahead = entry_of(source, viewers, first_key)
+        for number in cutlass.range(segment.tiles * slots, unroll=1):
+            key, count = first_key + number * geometry.v_keys, done.tiles * slots + number
+            row = row_of(source, ahead, key)
+            ahead = entry_of(source, viewers, key + geometry.v_keys)
+            shared.edges.v.wait_empty(count)
+            target = shared.operands.v + shared.edges.v.stage(count) * geometry.v_bytes
+            gather(base, row, lines, target, own, share)
+            shared.edges.landed_values.arrive_behind_copies(count)
+        return done.and_all_of(segment)
+
+    for_each_segment(geometry, assignment, gather_values_of, Done.nothing())
+
+
+def tell_rows(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], assignment: Assignment):
+    """Tell of every tile which keys are there, and hand over what has landed, in the order in which it is multiplied:
+    a tile's keys go before the values of the tile before."""
+    source = assignment.source
+
+    @cute.jit
+    def tell_of(segment: Segment, done: Done) -> Done:
+        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
+        first_key = segment.first_tile * geometry.tile_kv + cute.arch.lane_idx()
+        ahead = entries_of(source, viewers, first_key, geometry.tile_kv)
+        for i in cutlass.range(segment.tiles + int(geometry.is_pair), unroll=1):
+            tile, key = done.tiles + i, first_key + i * geometry.tile_kv
+            rows = tuple(row_of(source, entry, key + 32 * part) for part, entry in enumerate(ahead))
+            ahead = entries_of(source, viewers, key + geometry.tile_kv, geometry.tile_kv)
+            if i < segment.tiles:
+                shared.edges.there.wait_empty(tile)
+                tell_there(there_of(shared, geometry, tile), rows)
+                shared.edges.there.hand_over(tile)
+                for cut in cutlass.range_constexpr(geometry.k_cuts):
+                    _hand_over(shared.edges.landed_keys, shared.edges.k, tile * geometry.k_cuts + cut)
+            if const_expr(geometry.is_pair):
+                if i > 0:
+                    for index in cutlass.range_constexpr(geometry.v_slots_per_tile):
+                        count = (tile - 1) * geometry.v_slots_per_tile + index
+                        _hand_over(shared.edges.landed_values, shared.edges.v, count)
+        return done.and_all_of(segment)
+
+    for_each_segment(geometry, assignment, tell_of, Done.nothing())
+
+
+def there_of(shared: Shared, geometry: DecodeGeometry, tile: Int32) -> cute.Tensor:
+    """The words that say which keys of tile number `tile` are there, a bit for each key."""
+    words = geometry.tile_kv // 32
+    return cute.make_tensor(shared.there + shared.edges.there.stage(tile) * words, words)
+
+
+def _hand_over(landed, edge, count: Int32) -> None:
+    landed.wait_full(count)
+    cute.arch.fence_view_async_shared()
+    edge.hand_over(count)
