@@ -14,6 +14,8 @@ FORMATS = [
     ("e4m3", torch.float16),
     ("fp8_ds_mla", torch.bfloat16),
     ("snapmla", torch.bfloat16),
+    ("latent_bf16", torch.bfloat16),
+    ("latent_e4m3", torch.bfloat16),
 ]
 """Format, and the dtype of rows outside of the cache."""
 WIDTHS = {
@@ -22,12 +24,22 @@ WIDTHS = {
     "e4m3": {"cache": 576},
     "fp8_ds_mla": {"cache": 656},
     "snapmla": {"cache": 512, "rope_cache": 128, "scale_cache": 4},
+    "latent_bf16": {"cache": 1024},
+    "latent_e4m3": {"cache": 512},
 }
 """Bytes of a row in each tensor."""
 POISON = 0xFF
 """Byte of what nobody wrote: NaN in every dtype."""
 _GUARD_BYTES = 256
-_ELEMENT = {"bf16": torch.bfloat16, "fp16": torch.float16, "rope_cache": torch.bfloat16, "scale_cache": torch.float32}
+_ELEMENT = {
+    **{"bf16": torch.bfloat16, "fp16": torch.float16, "latent_bf16": torch.bfloat16},
+    **{"rope_cache": torch.bfloat16, "scale_cache": torch.float32},
+}
+
+
+def cut(rows: torch.Tensor, format: str = "") -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Latent and rope parts of rows, the latter None where rows of the format have none."""
+    return rows[:, :512], None if format.startswith("latent_") else rows[:, 512:576]
 
 
 def spread(*shape: int, dtype: torch.dtype, device: str = "cuda") -> torch.Tensor:
@@ -103,10 +115,15 @@ def rotated(k_pe: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, in
 
 
 def stored(
-    kv_c: torch.Tensor, k_pe: torch.Tensor, format: str, scale: float = 1.0, power_of_two: bool | None = None
+    kv_c: torch.Tensor, k_pe: torch.Tensor | None, format: str, scale: float = 1.0, power_of_two: bool | None = None
 ) -> dict[str, torch.Tensor]:
     """The bytes of each token's row, by the tensor that holds them."""
-    c, r = kv_c.float(), k_pe.float().view(-1, 64)
+    c = kv_c.float()
+    if format == "latent_bf16":
+        return {"cache": as_bytes(kv_c)}
+    if format == "latent_e4m3":
+        return {"cache": e4m3(c / torch.tensor(scale, device=c.device))}
+    r = k_pe.float().view(-1, 64)
     if format in ("bf16", "fp16"):
         return {"cache": as_bytes(torch.cat([kv_c, k_pe.view(-1, 64)], -1))}
     if format == "e4m3":
@@ -120,11 +137,11 @@ def stored(
 
 
 def restored(rows: dict[str, torch.Tensor], format: str, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
-    """[tokens, 576] that `stored` rows are read as."""
+    """[tokens, 576], or [tokens, 512], that `stored` rows are read as."""
     first = rows["cache"]
-    if format in ("bf16", "fp16"):
+    if format in ("bf16", "fp16", "latent_bf16"):
         return first.view(dtype)
-    if format == "e4m3":
+    if format in ("e4m3", "latent_e4m3"):
         return (first.view(E4M3).float() * torch.tensor(scale, device=first.device)).to(dtype)
     if format == "snapmla":
         s = rows["scale_cache"].view(torch.float32)

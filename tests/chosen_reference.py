@@ -35,7 +35,7 @@ class Chosen:
             "kv_cache": self.kv_cache,
             "workspace_buffer": workspace(needed),
             "kv_lora_rank": LATENT,
-            "qk_rope_head_dim": ROPE,
+            "qk_rope_head_dim": self.query.shape[-1] - LATENT,
             "block_tables": None,
             "seq_lens": None,
             "max_seq_len": None,
@@ -65,12 +65,14 @@ def make_chosen(
     outside: float = 0.2,
     lengths: list[int] | None = None,
     indices: torch.Tensor | None = None,
+    rope: int = ROPE,
     **fields: Any,
 ) -> Chosen:
     """Random lists of slots for query tokens of this shape, of which a share is outside of the cache; rows that nobody
     chooses, and the gaps between pages, are NaN.
 
     row: the format of the cache's rows, if they are not of `dtype`.
+    rope: columns of the rope piece, of rows of `dtype`.
     lengths: of each token's list; without, lists count whole.
     """
     tokens, slots = math.prod(shape), pages * page_size
@@ -81,9 +83,9 @@ def make_chosen(
         indices = torch.where(torch.rand(indices.shape) < outside, stray, indices)
     counted = torch.arange(top_k) < torch.tensor([top_k] * tokens if lengths is None else lengths)[:, None]
     counts = counted & (indices >= 0) & (indices < slots)
-    pool = torch.full((pages, page_size + page_gap, LATENT + ROPE), math.nan).to(dtype)
+    pool = torch.full((pages, page_size + page_gap, LATENT + rope), math.nan).to(dtype)
     used = torch.unique(indices[counts])
-    pool[used // page_size, used % page_size] = torch.randn(len(used), LATENT + ROPE).to(dtype)
+    pool[used // page_size, used % page_size] = torch.randn(len(used), LATENT + rope).to(dtype)
     pool = pool.to("cuda")
     cache = numbers = pool[:, :page_size]
     if row is not None:
@@ -93,7 +95,7 @@ def make_chosen(
     for own, count in zip(indices, counts, strict=True):
         found = own[count].to("cuda")
         rows.append(numbers[found // page_size, found % page_size])
-    query = torch.randn(tokens, 1, heads, LATENT + ROPE, device="cuda").to(dtype)
+    query = torch.randn(tokens, 1, heads, LATENT + rope, device="cuda").to(dtype)
     alone = Problem(
         query, rows, cache, indices, [len(own) for own in rows], sight=Sight(causal=False), **fields
     )  # fmt: skip

@@ -111,7 +111,7 @@ class Problem:
             "kv_cache": self.kv_cache,
             "workspace_buffer": workspace(needed),
             "kv_lora_rank": LATENT,
-            "qk_rope_head_dim": ROPE,
+            "qk_rope_head_dim": self.query.shape[-1] - LATENT,
             "block_tables": self.block_tables,
             "seq_lens": lengths(self.seq_lens),
             "max_seq_len": longest,
@@ -154,9 +154,10 @@ def make_problem(
     magnitude: float = 1.0,
     extra_columns: int = 3,
     rows: list[torch.Tensor] | None = None,
+    rope: int = ROPE,
     **fields: Any,
 ) -> Problem:
-    """Random inputs, or given `rows`, in permuted pages. Unused pages, what follows the last key in its page, and the
+    """Random inputs, or given `rows`, with so many `rope` columns, in permuted pages. Unused pages, what follows the last key in its page, and the
     gaps between pages are NaN; unused page-table entries name no page. With a list q_len, requests have so many query
     tokens in a pack, behind whose last there is one more, NaN."""
 
@@ -164,17 +165,17 @@ def make_problem(
         return torch.randn(shape, device="cuda").mul_(magnitude).to(dtype)
 
     if rows is None:
-        rows = [random(length, LATENT + ROPE) for length in seq_lens]
+        rows = [random(length, LATENT + rope) for length in seq_lens]
     tables, pages = page_tables(seq_lens, page_size, spare_pages=3, spare_columns=extra_columns)
     # Pages lie a row apart, as slices of a larger cache would.
-    pool = torch.full((pages, page_size + 1, LATENT + ROPE), math.nan, device="cuda").to(dtype)
+    pool = torch.full((pages, page_size + 1, LATENT + rope), math.nan, device="cuda").to(dtype)
     cache = pool[:, :page_size]
     put_keys(cache, tables, rows)
     if isinstance(q_len, int):
-        query = random(len(seq_lens), q_len, heads, LATENT + ROPE)
+        query = random(len(seq_lens), q_len, heads, LATENT + rope)
     else:
         cum_q = list(itertools.accumulate(q_len, initial=0))
-        query = random(cum_q[-1] + 1, heads, LATENT + ROPE)
+        query = random(cum_q[-1] + 1, heads, LATENT + rope)
         query[-1] = torch.full(query.shape[1:], math.nan, device="cuda").to(dtype)
         fields = {"cum_q": cum_q, **fields}
     return Problem(query, rows, cache, tables.to("cuda"), seq_lens, **fields)
@@ -303,6 +304,7 @@ def sharded(problem: Problem, world: int, interleave: int) -> list[Problem]:
             problem.query.dtype,
             page_size,
             rows=rows,
+            rope=problem.query.shape[-1] - LATENT,
             causal_seqs=problem.seq_lens,
             sight=sight,
             softmax_scale=problem.softmax_scale,

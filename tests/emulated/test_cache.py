@@ -7,17 +7,13 @@ import math
 
 import pytest
 import torch
-from cache_rows import FORMATS, Cache, difficult, nan_alike, restored, rotated, stored
+from cache_rows import FORMATS, Cache, cut, difficult, nan_alike, restored, rotated, stored
 from emulated_archs import KERNELS
 from tsmla import mla_read_cache, mla_write_cache
 
 pytestmark = pytest.mark.archs(*KERNELS)
-SCALE = {"e4m3": 0.37}
+SCALE = {"e4m3": 0.37, "latent_e4m3": 0.41}
 FORMAT = pytest.mark.parametrize("format, dtype", FORMATS, ids=[f"{name}-{dtype}"[:15] for name, dtype in FORMATS])
-
-
-def cut(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return rows[:, :512], rows[:, 512:]
 
 
 def some_slots(tokens: int, slots: int) -> torch.Tensor:
@@ -40,16 +36,17 @@ def test_bytes_of_difficult_rows(gpu, format, dtype):
     scale = SCALE.get(format, 1.0)
     rows = difficult(26, dtype)
     slots = some_slots(len(rows), 45)
-    for rounded in (None,) if format in ("bf16", "fp16", "e4m3") else (False, True):
+    for rounded in (False, True) if format in ("fp8_ds_mla", "snapmla") else (None,):
         cache, expected = (Cache(format, 9, 5, 16, 48, as_uint8=bool(rounded)) for _ in range(2))
-        content = stored(*cut(rows), format, scale, rounded)
+        content = stored(*cut(rows, format), format, scale, rounded)
         expected.put(slots, content)
-        mla_write_cache(*cut(rows), slots, **cache.tensors, format=format, scale=scale, power_of_two_scales=rounded)
+        options = {"format": format, "scale": scale, "power_of_two_scales": rounded}
+        mla_write_cache(*cut(rows, format), slots, **cache.tensors, **options)
         assert not cache.differences(expected)
         whole = torch.full((len(rows), 584), float("nan"), dtype=dtype, device="cuda")
         mla_read_cache(
             cache.tensors["cache"],
-            *cut(whole[:, :576]),
+            *cut(whole, format),
             slots,
             format=format,
             scale=scale,
@@ -57,7 +54,8 @@ def test_bytes_of_difficult_rows(gpu, format, dtype):
         )
         want = restored(content, format, dtype, scale)
         want[(slots < 0) | (slots >= 45)] = 0
-        assert same_numbers(whole[:, :576].contiguous(), want) and whole[:, 576:].isnan().all()
+        width = want.shape[1]
+        assert same_numbers(whole[:, :width].contiguous(), want) and whole[:, width:].isnan().all()
 
 
 @pytest.mark.parametrize("tokens, pages, page", [(1, 1, 1), (5, 3, 64), (64, 70, 1)])
@@ -163,16 +161,17 @@ def test_reading_by_page_tables(gpu, format, dtype):
     """Requests without rows, that start anywhere, that have pages which do not exist; rows that are no request's."""
     pages, page, scale = 7, 4, SCALE.get(format, 1.0)
     cache = Cache(format, pages, page)
-    content = stored(*cut(difficult(pages * page, dtype)), format, scale)
+    content = stored(*cut(difficult(pages * page, dtype), format), format, scale)
     cache.put(torch.arange(pages * page).cuda(), content)
     ends, starts = [0, 6, 6, 7, 18, 25], [1, 0, 11, 9, -2]
     tables = [[3, 0, 6, 1], [5, 5, 5, 5], [2, 4, 6, 7], [-1, 0, 5, 2**31 - 1], [1, -(2**31), 6, 3]]
     slots = tables_of(ends, starts, tables, pages, page)
     given = {"block_tables": tables, "cum_seq_lens": ends, "seq_starts": starts}
-    kv_c, k_pe = (torch.full((len(slots), width), float("nan"), dtype=dtype, device="cuda") for width in (512, 64))
+    whole = torch.full((len(slots), 576), float("nan"), dtype=dtype, device="cuda")
+    kv_c, k_pe = cut(whole, format)
     mla_read_cache(
         kv_c=kv_c,
-        k_pe=k_pe[:, None],
+        k_pe=None if k_pe is None else k_pe[:, None],
         **cache.tensors,
         format=format,
         scale=scale,
@@ -181,7 +180,7 @@ def test_reading_by_page_tables(gpu, format, dtype):
     )
     want = restored({name: x[slots.clamp_min(0).cuda()] for name, x in content.items()}, format, dtype, scale)
     want[(slots < 0).cuda()] = 0
-    assert (slots >= 0).sum() == 14 and same_numbers(torch.cat([kv_c, k_pe], -1), want)
+    assert (slots >= 0).sum() == 14 and same_numbers(whole[:, : want.shape[1]].contiguous(), want)
 
 
 @pytest.mark.archs("sm_90a")

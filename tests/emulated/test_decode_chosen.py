@@ -9,9 +9,11 @@ from chosen_reference import OUTSIDE, check_chosen, in_two_tensors, make_chosen
 from decode_reference import Sight, check, judge, make_problem, merged, run
 from emulated_archs import KERNELS, SMS
 from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS
 from tsmla.operators.checks import TORCH_DTYPES
 
 DTYPES = [torch_dtype for torch_dtype, ours in TORCH_DTYPES.items() if ours in Arch.SM90A.facts.gathered_dtypes]
+ROWS_WITH_SCALES = [name for name in Arch.SM90A.facts.gathered_rows if ROWS[name].scales]
 
 pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
 
@@ -42,13 +44,13 @@ def test_dtypes(gpu, dtype):
     check_chosen(make_chosen((1, 2), 80, 330, dtype))
 
 
-@pytest.mark.parametrize("row", Arch.SM90A.facts.gathered_rows)
+@pytest.mark.parametrize("row", ROWS_WITH_SCALES)
 @pytest.mark.parametrize("heads", [8, 16, 40, 128])
 def test_rows_with_scales(gpu, row, heads):
     check_chosen(make_chosen((4,), heads, 200, row=row, lengths=[200, 64, 0, 3], output_scale=0.5))
 
 
-@pytest.mark.parametrize("row", Arch.SM90A.facts.gathered_rows)
+@pytest.mark.parametrize("row", ROWS_WITH_SCALES)
 @pytest.mark.parametrize("heads", [16, 64])
 def test_long_lists_of_rows_with_scales(gpu, row, heads):
     check_chosen(make_chosen((2,), heads, 900, row=row, page_size=69))

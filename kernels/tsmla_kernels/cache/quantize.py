@@ -21,13 +21,13 @@ from .rows import HALVES, LANES, ROPE_VECTOR, VECTOR, Row
 @dataclasses.dataclass(frozen=True)
 class Quantizer:
     """Makes rows of a format from elements of `dtype`. A lane has VECTOR columns of each half of the latent piece, and
-    ROPE_VECTOR of the rope piece. scale_halves: halves of the latent piece that have scales of their own; 1 where they
+    ROPE_VECTOR of the rope piece, if there is one. scale_halves: halves of the latent piece that have scales of their own; 1 where they
     share one. scale_lanes: lanes that share a scale."""
 
     row: RowFormat
     dtype: type[Numeric]
     latent_dtype: type[Numeric]
-    rope_dtype: type[Numeric]
+    rope_dtype: type[Numeric] | None
     scale_halves: int
     scale_lanes: int
 
@@ -38,7 +38,7 @@ class Quantizer:
             variant.row,
             numeric(variant.dtype),
             numeric(variant.cache_dtype),
-            numeric(variant.rope_dtype),
+            numeric(variant.rope_dtype) if variant.row.has("rope") else None,
             HALVES if columns <= LANES * VECTOR else 1,
             min(columns // VECTOR, LANES),
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, const_expr
 from tsmla.identity.call import READ_CACHE
 from tsmla.identity.variant import ReadCacheVariant
 
@@ -22,7 +22,8 @@ class ReadCacheKernel:
     def __init__(self, variant: ReadCacheVariant):
         self.row = variant.row
         self.dtype = numeric(variant.dtype)
-        self.latent_dtype, self.rope_dtype = numeric(variant.cache_dtype), numeric(variant.rope_dtype)
+        self.latent_dtype = numeric(variant.cache_dtype)
+        self.rope_dtype = numeric(variant.rope_dtype) if self.row.has("rope") else None
 
     __call__ = host_entry(READ_CACHE)
 
@@ -36,9 +37,9 @@ class ReadCacheKernel:
     def kernel(
         self,
         kv_c: cute.Tensor,
-        k_pe: cute.Tensor,
+        k_pe: cute.Tensor | None,
         cache: cute.Tensor,
-        rope_cache: cute.Tensor,
+        rope_cache: cute.Tensor | None,
         scale_cache: cute.Tensor,
         indices: cute.Tensor,
         block_tables: cute.Tensor,
@@ -59,7 +60,8 @@ class ReadCacheKernel:
                 if (position >= 0) & (position < Int64(block_tables.shape[1]) * Int64(cache.shape[1])):
                     column, place = divmod(Int32(position), page_size)
                     page = block_tables[request, column]
-            parts = [cute.make_rmem_tensor(count, self.dtype) for count in (*[VECTOR] * HALVES, ROPE_VECTOR)]
+            counts = (*[VECTOR] * HALVES, *[ROPE_VECTOR] * self.row.has("rope"))
+            parts = [cute.make_rmem_tensor(count, self.dtype) for count in counts]
             for part in parts:
                 part.fill(0.0)
             if (page >= 0) & (page < cache.shape[0]):
@@ -67,11 +69,13 @@ class ReadCacheKernel:
                 for half in cutlass.range_constexpr(HALVES):
                     latent = row.latent_vector(self.latent_dtype, half, lane).load()
                     parts[half].store(self._read(latent, self._scale(row, half, lane, scale)))
-                rope = row.rope_vector(self.rope_dtype, lane).load()
-                parts[HALVES].store(self._read(rope, self._rope_scale(row, lane, scale)))
+                if const_expr(k_pe is not None):
+                    rope = row.rope_vector(self.rope_dtype, lane).load()
+                    parts[HALVES].store(self._read(rope, self._rope_scale(row, lane, scale)))
             for half in cutlass.range_constexpr(HALVES):
                 row_vector(kv_c, token, latent_column(half, lane)).store(parts[half].load())
-            row_vector(k_pe, token, rope_column(lane), ROPE_VECTOR).store(parts[HALVES].load())
+            if const_expr(k_pe is not None):
+                row_vector(k_pe, token, rope_column(lane), ROPE_VECTOR).store(parts[HALVES].load())
 
     def _scale(self, row: Row, half: int, lane: Int32, scale: Float32) -> Float32 | None:
         """The factor of a half of the latent piece; None where it is read as it is."""

@@ -1,7 +1,7 @@
 """Where the pieces of rows lie, and how a warp shares one row.
 
 Rows are addressed by 64-bit bytes. A warp has one row. A lane has 8 columns of the first half of the latent piece, 8 of
-the second, and 2 of the rope piece, so that every load and store of a warp is contiguous."""
+the second, and 2 of the rope piece, if there is one, so that every load and store of a warp is contiguous."""
 
 from __future__ import annotations
 
@@ -79,11 +79,12 @@ def exists(slot: Int64, pages: Int32, page_size: Int32) -> Boolean:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One row of a cache as addresses of its latent and its rope piece and of its scales, as far as it has any."""
+    """One row of a cache as addresses of its latent piece, and of its rope piece and its scales, as far as it has
+    any."""
 
     format: RowFormat
     latent: Int64
-    rope: Int64
+    rope: Int64 | None
     scales: Int64 | None
 
     @classmethod
@@ -94,7 +95,8 @@ class Row:
         if format.apart:
             return cls(format, start, *(row_address(tensor, *place) for tensor in tensors[1:]))
         scales = None if format.scales_offset is None else start + format.scales_offset
-        return cls(format, start, start + format.offset("rope"), scales)
+        rope = start + format.offset("rope") if format.has("rope") else None
+        return cls(format, start, rope, scales)
 
     def latent_vector(self, dtype: type[Numeric], half: int, lane: Int32) -> cute.Tensor:
         """A lane's columns of a half of the latent piece, which is of this type."""

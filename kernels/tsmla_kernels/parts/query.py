@@ -1,4 +1,4 @@
-"""A decode's query rows, whose two pieces lie where their strides say, and how loaders bring a tile of them.
+"""A decode's query rows, whose pieces lie where their strides say, and how loaders bring a tile of them.
 
 A piece is [batch, q_len, heads, columns] with free strides; row = token x heads + head of a request. Bulk copies reach
 rows by a tensor map of *lines*: rows a constant stride apart. A row tile lies in one line. A line is all rows of a
@@ -38,10 +38,9 @@ class Map(NamedTuple):
 
 
 class QueryRows(NamedTuple):
-    """Pieces [batch, q_len, heads, columns], and what their lines are."""
+    """Pieces [batch, q_len, heads, columns], the latent one first, and what their lines are."""
 
-    latent: cute.Tensor
-    rope: cute.Tensor
+    pieces: tuple[cute.Tensor, ...]
     lines: Int32
 
 
@@ -49,37 +48,42 @@ class Query(NamedTuple):
     """What a loader needs of the query: a tensor map of each piece, (columns of a chunk, rows, chunks, lines), and the
     rows themselves."""
 
-    latent: Map
-    rope: Map
+    maps: tuple[Map, ...]
     rows: QueryRows
 
 
 @dataclasses.dataclass(frozen=True)
 class QueryTileLayout:
     """How `rows` query rows lie in shared memory: each piece is chunks of (rows, one swizzled row). A chunk of the
-    latent piece has `latent_bytes` of each row, the rope piece is one chunk and lies behind the latent piece. `row`
-    names the pieces of a query row, which may differ in dtype."""
+    latent piece has `latent_bytes` of each row; a rope piece is one chunk and lies behind the latent piece. `row` names
+    the pieces of a query row, which may differ in dtype."""
 
     row: RowFormat
     rows: int
     latent_bytes: int
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The pieces' names, in their order."""
+        return tuple(piece.name for piece in self.row.pieces)
+
+    @property
     def uniform(self) -> bool:
-        """Whether both pieces have one dtype, so that they may be one tensor."""
-        return self.row.piece("latent").dtype is self.row.piece("rope").dtype
+        """Whether all pieces have one dtype, so that they may be one tensor."""
+        return len({piece.dtype for piece in self.row.pieces}) == 1
 
     @property
     def bytes(self) -> int:
         return self.rows * sum(piece.bytes for piece in self.row.pieces)
 
-    @property
-    def rope_bytes(self) -> int:
-        return self.row.piece("rope").bytes
+    def line_bytes(self, name: str) -> int:
+        """Bytes that a chunk of a piece has of each row."""
+        return self.latent_bytes if name == "latent" else self.row.piece(name).bytes
 
-    @property
-    def rope_offset(self) -> int:
-        return self.rows * self.row.piece("latent").bytes
+    def offset(self, name: str) -> int:
+        """The byte of the tile that a piece begins with."""
+        before = self.row.pieces[: self.names.index(name)]
+        return self.rows * sum(piece.bytes for piece in before)
 
     def element_bytes(self, name: str) -> int:
         return self.row.piece(name).dtype.bits // 8
@@ -89,7 +93,7 @@ class QueryTileLayout:
 
     def shape(self, name: str) -> tuple[int, int, int, int]:
         """Shape of a piece: (columns of a chunk, rows, chunks, 1)."""
-        width = (self.latent_bytes if name == "latent" else self.rope_bytes) // self.element_bytes(name)
+        width = self.line_bytes(name) // self.element_bytes(name)
         return width, self.rows, self.row.piece(name).columns // width, 1
 
     def layout(self, name: str) -> cute.Layout:
@@ -106,37 +110,29 @@ def query_rows(given, tile: cutlass.Constexpr[QueryTileLayout]) -> QueryRows:
     """Find, on the host, the pieces of a call's query and their lines.
 
     given: `query` is whole rows, or only the latent piece, if it has just that one's columns; then `q_pe` is the other
-    piece. It always is where pieces differ in dtype. The stride of a single head, token or request means nothing and
-    may be one that a tensor map cannot have: another takes its place."""
+    piece, if rows have one. It always is where pieces differ in dtype."""
     batch, q_len, heads, columns = given.query.shape
     latent_columns = tile.row.value_columns
-    least, rope_least = (VECTOR_BYTES // tile.element_bytes(name) for name in ("latent", "rope"))
-    head, token, request = Int64(least), Int64(least), Int64(least)
-    rope_head, rope_token, rope_request = Int64(rope_least), Int64(rope_least), Int64(rope_least)
-    whole = Boolean(columns != latent_columns)
-    if const_expr(not tile.uniform):
-        whole = Boolean(False)
-    rope_address = given.q_pe.iterator.toint()
-    if whole:
-        rope_address = given.query.iterator.toint() + latent_columns * tile.element_bytes("latent")
-    if heads > 1:
-        head = Int64(given.query.stride[2])
-        rope_head = Int64(given.q_pe.stride[2])
+    least = VECTOR_BYTES // tile.element_bytes("latent")
+    request, token, head = _strides(given.query.shape, given.query, least)
+    tokens_follow = token == heads * head
+    requests_follow = request == q_len * token
+    places = ((given.query.iterator, request, token, head),)
+    for name in tile.names[1:]:
+        whole = Boolean(columns != latent_columns)
+        if const_expr(not tile.uniform):
+            whole = Boolean(False)
+        address = given.q_pe.iterator.toint()
+        least = VECTOR_BYTES // tile.element_bytes(name)
+        far, next_token, near = _strides(given.query.shape, given.q_pe, least)
         if whole:
-            rope_head = head
-    if q_len > 1:
-        token = Int64(given.query.stride[1])
-        rope_token = Int64(given.q_pe.stride[1])
-        if whole:
-            rope_token = token
-    if batch > 1:
-        request = Int64(given.query.stride[0])
-        rope_request = Int64(given.q_pe.stride[0])
-        if whole:
-            rope_request = request
+            address = given.query.iterator.toint() + latent_columns * tile.element_bytes("latent")
+            far, next_token, near = request, token, head
+        tokens_follow = tokens_follow & (next_token == heads * near)
+        requests_follow = requests_follow & (far == q_len * next_token)
+        pointer = cute.make_ptr(tile.dtype(name), address, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
+        places = (*places, (pointer, far, next_token, near))
 
-    tokens_follow = (token == heads * head) & (rope_token == heads * rope_head)
-    requests_follow = (request == q_len * token) & (rope_request == q_len * rope_token)
     lines = Int32(NO_LINES)
     if (q_len == 1) | (heads == 1) | tokens_follow:
         lines = Int32(REQUEST_LINES)
@@ -148,22 +144,29 @@ def query_rows(given, tile: cutlass.Constexpr[QueryTileLayout]) -> QueryRows:
         known = [cute.assume(stride, divby=VECTOR_BYTES // tile.element_bytes(name)) for stride in strides]
         return cute.make_tensor(pointer, cute.make_layout(shape, stride=(*known, 1)))
 
-    rope = cute.make_ptr(tile.dtype("rope"), rope_address, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
-    return QueryRows(
-        piece("latent", given.query.iterator, request, token, head),
-        piece("rope", rope, rope_request, rope_token, rope_head),
-        lines,
-    )
+    return QueryRows(tuple(piece(name, *place) for name, place in zip(tile.names, places, strict=True)), lines)
+
+
+@cute.jit
+def _strides(shape: tuple, piece: cute.Tensor, least: cutlass.Constexpr[int]) -> tuple[Int64, Int64, Int64]:
+    """Find a piece's strides of requests, tokens and heads. That of a single one means nothing and may be one that a
+    tensor map cannot have: `least` takes its place."""
+    batch, q_len, heads, _ = shape
+    request, token, head = Int64(least), Int64(least), Int64(least)
+    if heads > 1:
+        head = Int64(piece.stride[2])
+    if q_len > 1:
+        token = Int64(piece.stride[1])
+    if batch > 1:
+        request = Int64(piece.stride[0])
+    return request, token, head
 
 
 @cute.jit
 def query_of(rows: QueryRows, tile: cutlass.Constexpr[QueryTileLayout], load_op: cutlass.Constexpr) -> Query:
     """Make, on the host, tensor maps of the query's pieces for `load_op`."""
-    return Query(
-        _map_of(rows.latent, rows.lines, "latent", tile, load_op),
-        _map_of(rows.rope, rows.lines, "rope", tile, load_op),
-        rows,
-    )
+    named = zip(rows.pieces, tile.names, strict=True)
+    return Query(tuple(_map_of(piece, rows.lines, name, tile, load_op) for piece, name in named), rows)
 
 
 @cute.jit
@@ -206,7 +209,7 @@ def copy_tile(
     if query.rows.lines == TOKEN_LINES:
         token = quotient(first_row, heads)
         line, place = token, first_row - token * heads.value
-    for name, found, target in (("latent", query.latent, targets[0]), ("rope", query.rope, targets[1])):
+    for name, found, target in zip(tile.names, query.maps, targets, strict=True):
         source = cute.local_tile(cute.domain_offset((0, place, 0, line), found.view), tile.shape(name), (0,) * 4)
         to, of = cpasync.tma_partition(
             found.atom, 0, cute.make_layout(1), cute.group_modes(target, 0, 4), cute.group_modes(source, 0, 4)
@@ -218,7 +221,7 @@ def copy_tile(
 def _within(rows: QueryRows, request: Int32, row: Int32) -> tuple[Int32, Int32]:
     """A row of all requests as one of a request. Where query tokens of all requests lie one behind the other, `rows`
     has one request."""
-    batch, q_len, heads, _ = rows.latent.shape
+    batch, q_len, heads, _ = rows.pieces[0].shape
     line = cutlass.min(request, batch - 1)
     return line, row - line * (q_len * heads)
 
@@ -248,10 +251,8 @@ def copy_rows(
         found = cutlass.min(first_row + row, last_row)
         token = quotient(found, heads)
         place = (request, token, found - token * heads.value, 0)
-        for name, piece, row_bytes, offset in (
-            ("latent", rows.latent, tile.latent_bytes, 0),
-            ("rope", rows.rope, tile.rope_bytes, tile.rope_offset),
-        ):
+        for name, piece in zip(tile.names, rows.pieces, strict=True):
+            row_bytes, offset = tile.line_bytes(name), tile.offset(name)
             source = cute.recast_ptr(aligned(cute.domain_offset(place, piece).iterator, VECTOR_BYTES), dtype=Int32)
             line = offset + row * row_bytes
             turned = (row * row_bytes >> 7 & row_bytes // VECTOR_BYTES - 1) * VECTOR_BYTES

@@ -32,6 +32,10 @@ class Deal:
     single: int = 0
 
 
+_LATENT = {"latent_bf16": (Dtype.BF16,), "latent_e4m3": (Dtype.E4M3,)}
+"""Cache rows without a rope piece -> the query's dtype."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Facts:
     """What is known of an architecture. Everybody who treats architectures differently asks here.
@@ -57,7 +61,7 @@ class Facts:
     few_rows_deal: Deal | None = None
     decode: tuple[Dtype, ...] = tuple(Dtype)
     decode_rows: Mapping[str, tuple[Dtype, ...]] = dataclasses.field(
-        default_factory=lambda: {"snapmla": (Dtype.E4M3,), "fp8_ds_mla": (Dtype.BF16,)}
+        default_factory=lambda: {"snapmla": (Dtype.E4M3,), "fp8_ds_mla": (Dtype.BF16,)} | _LATENT
     )
     gathered_dtypes: tuple[Dtype, ...] = ()
     gathered_rows: tuple[str, ...] = ()
@@ -72,7 +76,7 @@ _HOPPER = Facts(
     prefill_dims={**_DIMS, (256, 256): (Dtype.BF16, Dtype.E4M3)},
     deal=Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=132),
     gathered_dtypes=tuple(Dtype),
-    gathered_rows=("fp8_ds_mla",),
+    gathered_rows=("fp8_ds_mla", *_LATENT),
 )
 _BLACKWELL = Facts(
     gpus={"B200": 148, "GB200": 152},

@@ -47,6 +47,8 @@ class Argument:
     """A tensor that a kernel takes. Sizes in shapes that are fields of the variant are compiled in, all others are the
     call's; one name is one size wherever it stands.
 
+    piece: the piece of a cache row that it belongs to; kernels of rows without that piece get None, and callers give
+    none.
     name: the kernel's, part of its signature. given: what callers call it; "key[1]" is the second of a pair, whose
     first is then the tensor called "key"; "query[2]" is the third of three. dtype: a field of the variant, or torch's
     name. align: its address, and free outer strides, are multiples of this many bytes. left_out: a name is the caller's
@@ -74,10 +76,15 @@ class Argument:
     written: bool = False
     scratch: bool = False
     absent: tuple[int, ...] = ()
+    piece: str = ""
 
     def taken_by(self, variant: Variant) -> bool:
         """Whether kernels of a variant take it; others get None."""
-        return all(getattr(variant, name) for name in (self.only_with, self.only_where) if name)
+        return all(getattr(variant, name) for name in (self.only_with, self.only_where) if name) and self.is_of(variant)
+
+    def is_of(self, variant: Variant) -> bool:
+        """Whether a variant's rows have the piece that it belongs to, if it belongs to one."""
+        return not self.piece or (isinstance(variant, _WithRows) and variant.row.has(self.piece))
 
     def is_copied(self, element_size: int) -> bool:
         """Whether kernels get a copy of a tensor with elements of this many bytes: integers of another size."""
@@ -139,6 +146,9 @@ class Operator:
         return tuple(found)
 
 
+_WithRows = DecodeVariant | WriteCacheVariant | ReadCacheVariant | QuantizeQVariant
+
+
 def tuples_of(operator: Operator, name: str) -> tuple[int, ...]:
     """How many tensors a tuple given for an argument may have: two, and one more where rows have scales."""
     behind = [x for x in operator.given if x.given.startswith(f"{name}[")]
@@ -156,7 +166,7 @@ def fixed_sizes(variant: Variant) -> dict[str, int]:
     if isinstance(variant, DecodeVariant):
         row = variant.row
         sizes = {"value_columns": row.value_columns}
-        if variant.apart:
+        if variant.apart or len(row.pieces) == 1:
             sizes["query_columns"] = row.value_columns
         return sizes if variant.rope_may_be_apart and not variant.apart else {"row_width": variant.row_width, **sizes}
     if isinstance(variant, WriteCacheVariant | ReadCacheVariant):
@@ -207,6 +217,7 @@ _SLOTS = ("pages", "page_size")
 _PAGES, _PAGES_OF_ONE = (*_SLOTS, "row_width"), ("pages", 1, "page_size", "row_width")
 _INT64 = ("int64",)
 _APART: dict[str, Any] = {"left_out": LeftOut.EMPTY, "only_where": "apart"}
+_ROPE: dict[str, Any] = {"piece": "rope"}
 
 
 def _query(rope_dtype: str = "dtype") -> tuple[Argument, Argument]:
@@ -220,6 +231,7 @@ def _query(rope_dtype: str = "dtype") -> tuple[Argument, Argument]:
             rope_dtype,
             left_out=LeftOut.EMPTY,
             packed_shape=(*_PACK, ROPE_DIM),
+            **_ROPE,
         ),
     )
 
@@ -264,6 +276,7 @@ DECODE = Operator(
             left_out=LeftOut.EMPTY,
             only_where="rope_may_be_apart",
             absent=(0, 1, ROPE_DIM),
+            **_ROPE,
         ),
         Argument("scale_cache", "kv_cache[2]", _SLOTS, "float32", Strides.ANY, **_APART),
         Number("softmax_scale", "softmax_scale", 1.0, per_call=True),
@@ -309,7 +322,7 @@ def _rows_of_keys(**more: Any) -> tuple[Argument, Argument]:
     """The latent and the rope part of keys outside of a cache."""
     return (
         _rows("kv_c", "kv_c", ("tokens", LATENT_DIM), **more),
-        _rows("k_pe", "k_pe", ("tokens", ROPE_DIM), also_shape=("tokens", 1, ROPE_DIM), **more),
+        _rows("k_pe", "k_pe", ("tokens", ROPE_DIM), also_shape=("tokens", 1, ROPE_DIM), **more, **_ROPE),
     )
 
 
@@ -318,7 +331,7 @@ def _cache(**more: Any) -> tuple[Argument, Argument, Argument]:
     slots, apart = ("pages", "page_size"), {"left_out": LeftOut.EMPTY, **more}
     return (
         _rows("cache", "cache", (*slots, "row_width"), "cache_dtype", also_dtypes=("uint8",), **more),
-        _rows("rope_cache", "rope_cache", (*slots, ROPE_DIM), "rope_dtype", **apart),
+        _rows("rope_cache", "rope_cache", (*slots, ROPE_DIM), "rope_dtype", **apart, **_ROPE),
         Argument("scale_cache", "scale_cache", slots, "float32", Strides.ANY, **apart),
     )
 
@@ -330,7 +343,9 @@ WRITE_CACHE = Operator(
         *_rows_of_keys(),
         Argument("slot_mapping", "slot_mapping", ("tokens",), "int64", align=8, also_dtypes=_INT32),
         *_cache(written=True),
-        Argument("positions", "positions", ("tokens",), "int64", align=8, also_dtypes=_INT32, left_out=LeftOut.EMPTY),
+        Argument(
+            "positions", "positions", ("tokens",), "int64", align=8, also_dtypes=_INT32, left_out=LeftOut.EMPTY, **_ROPE
+        ),
         _rows(
             "cos_sin",
             "cos_sin_cache",
@@ -338,6 +353,7 @@ WRITE_CACHE = Operator(
             "float32",
             also_dtypes=("dtype",),
             left_out=LeftOut.EMPTY,
+            **_ROPE,
         ),
         Number("scale", "scale", 1.0, per_call=True),
         Number("power_of_two_scales", "power_of_two_scales", 0),

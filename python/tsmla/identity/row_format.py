@@ -1,9 +1,9 @@
 """A row of the decode's cache as data: what is stored of one key, piece by piece. Standard library only.
 
-The latent piece is key and value, the rope piece is key only. `ROWS` are the formats that kernels exist for, by the
-names that operators have for them: `mla_write_cache` and `mla_read_cache` take all, decode takes `uniform_row`s, both
-pieces of the query's dtype, without scales, and those of `Facts.decode_rows`. docs/reference/cache-formats.md has their
-pictures and errors."""
+The latent piece is key and value, the rope piece, if there is one, is key only. `ROWS` are the formats that kernels
+exist for, by the names that operators have for them: `mla_write_cache` and `mla_read_cache` take all, decode takes
+`uniform_row`s, both pieces of the query's dtype, without scales, and those of `Facts.decode_rows`.
+docs/reference/cache-formats.md has their pictures and errors."""
 
 from __future__ import annotations
 
@@ -98,6 +98,10 @@ class RowFormat:
         """Bytes from one row to the next where rows lie without gaps."""
         return sum(piece.bytes + self._scale_bytes(piece) for piece in self.pieces)
 
+    def has(self, name: str) -> bool:
+        """Whether the row has a piece of this name."""
+        return any(piece.name == name for piece in self.pieces)
+
     def first_column(self, name: str) -> int:
         """Elements of a row before a piece."""
         return sum(piece.columns for piece in self._before(name))
@@ -190,6 +194,11 @@ def uniform_row(dtype: Dtype) -> RowFormat:
     return RowFormat((Piece("latent", dtype, 512), Piece("rope", dtype, 64)))
 
 
+def latent_row(dtype: Dtype) -> RowFormat:
+    """512 latent elements of one dtype: a row of a model whose keys do not depend on their position."""
+    return RowFormat(uniform_row(dtype).pieces[:1])
+
+
 _E4M3_AND_BF16 = (Piece("latent", Dtype.E4M3, 512), Piece("rope", Dtype.BF16, 64))
 ROWS = {
     "bf16": uniform_row(Dtype.BF16),
@@ -197,9 +206,12 @@ ROWS = {
     "e4m3": uniform_row(Dtype.E4M3),
     "fp8_ds_mla": RowFormat(_E4M3_AND_BF16, Scales("latent", 128, in_row=True)),
     "snapmla": RowFormat(_E4M3_AND_BF16, Scales("latent", 512, in_row=False, whole_row=True)),
+    "latent_bf16": latent_row(Dtype.BF16),
+    "latent_e4m3": latent_row(Dtype.E4M3),
 }
-"""Rows by name. e4m3: one scale for the whole cache, which the call has. fp8_ds_mla: DeepSeek's 656 bytes, under
-vLLM's name. snapmla: SnapMLA's, one scale for each key, pieces and scales in three tensors."""
+"""Rows by name. e4m3, latent_e4m3: one scale for the whole cache, which the call has. fp8_ds_mla: DeepSeek's 656 bytes,
+under vLLM's name. snapmla: SnapMLA's, one scale for each key, pieces and scales in three tensors. latent_...: without a
+rope piece."""
 
 
 def format_of(row: RowFormat) -> str:

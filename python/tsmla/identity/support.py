@@ -35,6 +35,8 @@ CACHE_DTYPES = {
     "e4m3": (Dtype.BF16, Dtype.FP16),
     "fp8_ds_mla": (Dtype.BF16,),
     "snapmla": (Dtype.BF16,),
+    "latent_bf16": (Dtype.BF16,),
+    "latent_e4m3": (Dtype.BF16,),
 }
 """Format of a cache's rows (`row_format.ROWS`) -> dtypes that are written to it and read from it."""
 QUANTIZED_QUERIES = {name: dtypes for name, dtypes in CACHE_DTYPES.items() if ROWS[name].apart}

@@ -133,7 +133,7 @@ class DecodeVariant(_OfRows, _Variant):
     def rope_may_be_apart(self) -> bool:
         """Whether the cache's rope pieces may lie in a tensor of their own: where calls say whether they do, and where
         they always do."""
-        return self.apart or (self.gathers and self.row.scales is None)
+        return self.apart or (self.gathers and self.row.scales is None and self.row.has("rope"))
 
     def symbol(self) -> str:
         return "_".join(

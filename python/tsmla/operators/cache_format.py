@@ -11,8 +11,8 @@ from . import checks, examine
 from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
 
 _MAX_ROWS = 2**31 - 1
-_SCALED = "e4m3"
-"""The format that has one scale for the whole cache."""
+_SCALED = ("e4m3", "latent_e4m3")
+"""Formats that have one scale for the whole cache."""
 _EIGHT_BITS = frozenset(name for name, row in ROWS.items() if row.pieces[0].dtype is Dtype.E4M3)
 
 
@@ -31,16 +31,16 @@ def is_usual(format: str, scale: float) -> bool:
     return (
         type(format) is str
         and type(scale) is float
-        and (scale == 1.0 or (format == _SCALED and SMALLEST_FLOAT32 <= scale <= LARGEST_FLOAT32))
+        and (scale == 1.0 or (format in _SCALED and SMALLEST_FLOAT32 <= scale <= LARGEST_FLOAT32))
     )
 
 
 def checked(operator: str, format: str, scale: float) -> tuple[str, float]:
-    """Check a cache's format and scale, and return them. Only "e4m3" takes a scale other than 1."""
+    """Check a cache's format and scale, and return them. Only `_SCALED` ones take a scale other than 1."""
     if not isinstance(format, str) or format not in ROWS:
         raise ArgumentError(f"{operator}: format is {checks.spelled(format)}; accepted: {', '.join(ROWS)}")
     scale = checks.number(operator, "scale", scale)
-    if format != _SCALED and scale != 1.0:
+    if format not in _SCALED and scale != 1.0:
         raise ArgumentError(f"{operator}: scale is {scale}; it must be 1, because a cache of {format} rows has none")
     if not SMALLEST_FLOAT32 <= scale <= LARGEST_FLOAT32:
         raise ArgumentError(

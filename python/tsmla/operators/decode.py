@@ -79,7 +79,8 @@ def tsmla_decode(
     Args:
         query: [batch, q_len, heads, 576], bf16, fp16, e4m3 or e5m2: latent part first, then rope. Its tokens are the
             last q_len positions of each request. Any number of heads, any q_len. Last dimensions contiguous, outer
-            strides free multiples of 16 bytes, of each piece its own. Other forms:
+            strides free multiples of 16 bytes, of each piece its own. Rows have 512 columns in place of 576 where
+            qk_rope_head_dim is 0. Other forms:
             - (q_nope [batch, q_len, heads, 512], q_pe [batch, q_len, heads, 64]): the two pieces as they were computed.
               They are not copied and give the same bits.
             - [tokens, heads, 576], or such pieces, with cum_seq_lens_q: the tokens of all requests, one request behind
@@ -91,9 +92,10 @@ def tsmla_decode(
             on sm_90a also 1, 2, 4 or 8, but not with SnapMLA's rows; any page stride that is a multiple of 16 bytes,
             rows within a page without gaps (with indices, or pages of fewer than 16 keys, row strides are free
             multiples of 16 bytes, too). Other forms:
-            - (latent [pages, page_size, 512], rope [pages, page_size, 64]), both of query's dtype, on sm_90a: rows whose
-              pieces lie in two tensors, as FlashInfer's ckv_cache and kpe_cache do. Strides of pages and rows are free
+            - (latent [pages, page_size, 512], rope [pages, page_size, 64]), both of query's dtype: rows whose pieces
+              lie in two tensors, as FlashInfer's ckv_cache and kpe_cache do. Strides of pages and rows are free
               multiples of 16 bytes. Rows are then copied one by one, as with indices.
+            - Rows of 512 where qk_rope_head_dim is 0, bf16 or e4m3 as the query.
             - DeepSeek's rows of 656 bytes ("fp8_ds_mla"), for a bf16 query: [pages, page_size, 656] or [pages, 1,
               page_size, 656], uint8 or e4m3, strides as before. Scales are in the rows and may be any float32. Results
               are those of the bf16 rows that `mla_read_cache` reads or, on sm_90a with few query rows, of the rows as
@@ -106,7 +108,8 @@ def tsmla_decode(
         workspace_buffer: [bytes] int8 or uint8, at least `decode_workspace_size`; callers that size it by SMs * heads *
             max(8, q_len) * 513 * 4 always have enough, q_len being max_q_len where that is given. Uninitialised, and
             nothing in it outlives a call.
-        kv_lora_rank, qk_rope_head_dim: 512 and 64.
+        kv_lora_rank, qk_rope_head_dim: 512 and 64; 512 and 0 for models whose keys do not depend on their position.
+            Then query and cache have rows of 512, one tensor each, in bf16 or e4m3.
         block_tables: [batch, width] int32, pages of each request in order. Entries beyond a request's keys are not
             read, so rows may be wider than needed. A page that the cache does not have reads as zeros (of fewer than 16
             keys, it has none); a cache may have none. With a width of 0, no request has keys.
@@ -289,7 +292,8 @@ def _served(call: Given, tensors: tuple) -> Served:
     query, q_pe, kv_cache, lse = call.query, call.q_pe, call.kv_cache, call.lse
     packed = is_packed(query, call.cum_seq_lens_q, call.max_q_len)
     called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
-    row: Any = decode_rows.row_of(kv_cache, call.scale_cache)
+    if call.qk_rope_head_dim == 0:
+        columns = {"query_columns": LATENT_DIM}
     if call.rope_cache is not None:
         called["kv_cache"], columns["row_width"] = "kv_cache[0]", LATENT_DIM
     if call.scale_cache is None and call.query_scales is not None:
@@ -300,6 +304,7 @@ def _served(call: Given, tensors: tuple) -> Served:
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
     wants_lse = call.return_lse or lse is not None
+    row: Any = decode_rows.row_of(call, dtype)
     variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, row)
     gathering = dataclasses.replace(variant, lse=True, gathers=True)
     small_sizes = SMALL_PAGE_SIZES if why_unsupported(gathering) is None else ()

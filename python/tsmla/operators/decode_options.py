@@ -42,10 +42,10 @@ def check_options(call: Given) -> None:
     dims = call.kv_lora_rank, call.qk_rope_head_dim
     for name, size in zip(("kv_lora_rank", "qk_rope_head_dim"), dims, strict=True):
         checks.number(_OPERATOR, name, size)
-    if dims != (LATENT_DIM, ROPE_DIM):
+    if dims not in ((LATENT_DIM, ROPE_DIM), (LATENT_DIM, 0)):
         raise UnsupportedError(
             f"{_OPERATOR}: kv_lora_rank and qk_rope_head_dim are {dims[0]} and {dims[1]}; kernels exist "
-            f"for {LATENT_DIM} and {ROPE_DIM}"
+            f"for {LATENT_DIM} and {ROPE_DIM}, or {LATENT_DIM} and 0"
         )
     checks.integer(_OPERATOR, "window_left", call.window_left, -1, _LARGEST_INT)
     cp_world, *_ = context_parallel(call.cp_world, call.cp_rank, call.cp_interleave_size)

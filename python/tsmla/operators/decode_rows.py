@@ -1,5 +1,5 @@
-"""Caches of `tsmla_decode` whose rows are not of the query's dtype: "fp8_ds_mla" and "snapmla", and the latter's
-query."""
+"""Caches of `tsmla_decode` whose rows are not the usual ones of the query's dtype: "fp8_ds_mla" and "snapmla", and the
+latter's query; rows without a rope piece."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 
 from ..errors import ArgumentError
 from ..identity.call import DECODE, QUANTIZE_Q
-from ..identity.row_format import ROWS, RowFormat
+from ..identity.dtype import Dtype
+from ..identity.row_format import ROWS, RowFormat, latent_row
 from .quantize_q import mla_quantize_q
+from .written import Given
 
 ROW = ROWS["snapmla"]
 """The only row format that lies in three tensors."""
@@ -20,12 +22,16 @@ WIDTH = WHOLE.bytes
 """Width of such a row in 8-bit elements."""
 
 
-def row_of(kv_cache: Any, scale_cache: Any) -> RowFormat | None:
-    """Return the row format of a cache whose rows have scales; None for rows of the query's dtype."""
-    if scale_cache is not None:
+def row_of(call: Given, dtype: Dtype) -> RowFormat | None:
+    """Return the row format of a call's cache whose rows have scales, or no rope piece; None for rows of the query's
+    dtype, which is `dtype`."""
+    if call.qk_rope_head_dim == 0:
+        return latent_row(dtype)
+    if call.scale_cache is not None:
         return ROW
-    eight_bits = isinstance(kv_cache, torch.Tensor) and kv_cache.dtype is torch.float8_e4m3fn
-    return WHOLE if eight_bits and _is_wide(kv_cache) else None
+    cache = call.kv_cache
+    eight_bits = isinstance(cache, torch.Tensor) and cache.dtype is torch.float8_e4m3fn
+    return WHOLE if eight_bits and _is_wide(cache) else None
 
 
 def _is_wide(cache: torch.Tensor) -> bool:

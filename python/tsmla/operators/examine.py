@@ -59,7 +59,14 @@ class Examination:
             raise UnsupportedError(f"{self.operator.name}: {reason}")
         self.sizes |= fixed_sizes(variant)
         for argument in self.operator.given:
-            if self.tensors[argument.given] is not None or argument.left_out is LeftOut.REFUSED:
+            given = self.tensors[argument.given]
+            if not argument.is_of(variant):
+                if given is not None:
+                    raise ArgumentError(
+                        f"{self.operator.name}: {self._name(argument)} is given; rows of {variant.row} have no "
+                        f"{argument.piece} piece"
+                    )
+            elif given is not None or argument.left_out is LeftOut.REFUSED:
                 self._check_place(argument)
                 self._check_dtype(argument, variant)
                 self._check_shape(argument)
@@ -160,8 +167,8 @@ def kind_source(operator: Operator) -> str:
     - sizes that do not belong together;
     - gaps in the last dimension.
     """
-    first, *_ = required = [x for x in operator.given if x.left_out is LeftOut.REFUSED]
-    optional = [x for x in operator.given if x.left_out is not LeftOut.REFUSED]
+    first, *_ = required = [x for x in operator.given if x.left_out is LeftOut.REFUSED and not x.piece]
+    optional = [x for x in operator.given if x not in required]
     floats = [x for x in operator.given if not x.dtype.startswith("int")]
     others = [f"type({x.name})" for x in required[1:]]
     fields = {field.name for field in dataclasses.fields(operator.variant)}

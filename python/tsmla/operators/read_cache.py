@@ -20,7 +20,7 @@ _kind = examine.kind_of(READ_CACHE)
 def mla_read_cache(
     cache: torch.Tensor,
     kv_c: torch.Tensor,
-    k_pe: torch.Tensor,
+    k_pe: torch.Tensor | None,
     indices: torch.Tensor | None = None,
     *,
     block_tables: torch.Tensor | None = None,
@@ -51,7 +51,7 @@ def mla_read_cache(
         cache, rope_cache, scale_cache, format, scale: a cache as `mla_write_cache` takes it.
         kv_c: [tokens, 512] to write into, bf16, or fp16 of "fp16" and "e4m3". Here and for k_pe: last dimension
             contiguous, base address and outer stride multiples of 16 bytes, so that both may be parts of rows of 576.
-        k_pe: [tokens, 64] or [tokens, 1, 64] to write into, kv_c's dtype.
+        k_pe: [tokens, 64] or [tokens, 1, 64] to write into, kv_c's dtype. None for the "latent_..." formats.
         indices: [tokens] int64 or int32, contiguous. int32 takes one more small launch.
         block_tables: [requests, width] int32, last dimension contiguous.
         cum_seq_lens: [requests + 1] int32, contiguous, not decreasing. Where it does decrease, each row is some

@@ -49,9 +49,9 @@ class Served:
     """What serves calls of one kind, apart from their tensors, as attributes: reading one takes no longer than reading
     a local variable.
 
-    kernel: takes what `arguments` stands for. no_NAME: what it gets for a tensor that is left out. convert_NAME: makes
-    a tensor the kernel's, whose integers have another size, or which has a dimension of 1 too many; None where it is
-    the kernel's already. number_NAME: a number that is no option's own value. Others are an operator's own.
+    kernel: takes what `arguments` stands for. no_NAME: what it gets for a tensor that is left out (None for one of a
+    piece that the rows do not have). convert_NAME: makes a tensor the kernel's, whose integers have another size, or
+    which has a dimension of 1 too many; None where it is the kernel's already. number_NAME: a number that is no option's own value. Others are an operator's own.
     """
 
     def __init__(self, kernel: Callable[..., None], **more: Any):
@@ -79,9 +79,10 @@ def served(operator: Operator, variant: Variant, call: Given, numbers: Mapping[s
         given = getattr(call, _variable(argument))
         if _has_stand_in(argument):
             sizes = [size if isinstance(size, int) else operator.known.get(size, 0) for size in argument.shape]
-            dtype = checks.dtype_in_table(variant, argument.dtype)
-            taken = argument.taken_by(variant)
-            more[f"no_{argument.name}"] = examine.left_out(like, argument.absent or sizes, dtype) if taken else None
+            more[f"no_{argument.name}"] = None
+            if argument.taken_by(variant):
+                dtype = checks.dtype_in_table(variant, argument.dtype)
+                more[f"no_{argument.name}"] = examine.left_out(like, argument.absent or sizes, dtype)
         if _is_converted(operator, argument):
             more[f"convert_{argument.name}"] = None if given is None else _conversion(argument, given)
     return Served(resolve.kernel(variant), **more, **{f"number_{name}": value for name, value in numbers.items()})
@@ -224,7 +225,8 @@ def _tensors(operator: Operator, served: str, packed: bool, ready: Sequence[str]
             return f"{instead} if {name} is None else {text}"
         if text != name and any(x.left_out == argument.given for x in operator.given[index + 1 :]):
             return f"(taken := {text})"
-        return text if text == name or argument.left_out is LeftOut.REFUSED else f"None if {name} is None else {text}"
+        always = argument.left_out is LeftOut.REFUSED and not argument.piece
+        return text if text == name or always else f"None if {name} is None else {text}"
 
     return [tensor(index, argument) for index, argument in enumerate(operator.given)]
 

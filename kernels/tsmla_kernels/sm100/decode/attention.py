@@ -140,7 +140,7 @@ class AttentionKernel:
                 barriers.init()
             cute.arch.mbarrier_init_fence()
             of_keys = [each for both in (maps.k_wide, maps.k_tail, v_maps) if both is not None for each in both]
-            for copied in (query.latent, query.rope, *of_keys):
+            for copied in (*query.maps, *of_keys):
                 if const_expr(copied is not None):
                     cpasync.prefetch_descriptor(copied.atom)
         # CTAs of a pair need each other, and tensor memory, only when work is dealt. Solo, the warp that has made the

@@ -12,7 +12,7 @@ import dataclasses
 from tsmla.identity.arch import Deal
 from tsmla.identity.dtype import Dtype
 from tsmla.identity.plan import DEALS, FEW_ROWS_DEALS, FEW_WIDE_ROWS_DEALS, wide_rows
-from tsmla.identity.row_format import NAMES, RowFormat, uniform_row
+from tsmla.identity.row_format import RowFormat, uniform_row
 from tsmla.identity.variant import DecodeVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
@@ -51,10 +51,10 @@ assert EXCHANGE_OFFSET + 2 * CTA_ROWS * ROW_THREADS * 4 <= THERE_OFFSET < CONTRO
 class DecodeGeometry:
     """Sizes of one CTA. Query and cache rows are cut into chunks of 128 bytes, the most that a swizzled row holds; the
     latent piece is whole chunks. `tail` is the rest of a row behind its last chunk of the latent dtype: half a chunk in
-    an 8-bit row, nothing in a 16-bit one, the rope piece where it has another dtype.
+    an 8-bit row, nothing in a 16-bit one or without a rope piece, the rope piece where it has another dtype.
 
-    K slots of a pair hold the 64 of a tile's keys that this CTA brings; a third of the dims at a time in 16-bit rows,
-    so that the next tile's first third can follow. Solo, they hold whole rows of a tile of 64 keys: all of the tile in
+    K slots of a pair hold the 64 of a tile's keys that this CTA brings; a third of the dims at a time in 16-bit rows (a
+    quarter without a rope piece), so that the next tile's first third can follow. Solo, they hold whole rows of a tile of 64 keys: all of the tile in
     8 bits, half in 16, whose place is free while the other half is still multiplied.
 
     `row` is what products read, and `stored` what the cache has: DeepSeek's rows become bf16 on their way to shared
@@ -79,7 +79,9 @@ class DecodeGeometry:
         """Sizes of a CTA of a pair, with the deal of requests of more than 64 rows unless another is given. A third
         slot of 8-bit keys with a 16-bit rope piece does not fit."""
         row = _multiplied_row(variant)
-        k_slots, per_tile = 3 if _is_uniform(row) else 2, 2 * _element_bytes(row) - 1
+        k_slots, per_tile = 3 if _is_uniform(row) else 2, 1
+        if _element_bytes(row) == 2:
+            k_slots = per_tile = 3 if row.has("rope") else 4
         v_slots = 4 // _element_bytes(row)
         return cls(row, variant.row, deal or DEALS[variant.arch], k_slots, per_tile, v_slots, variant.gathers)
 
@@ -94,11 +96,11 @@ class DecodeGeometry:
         return cls(row, variant.row, deal, k_slots, k_slots_per_tile=size, v_slots=0, gathers=variant.gathers)
 
     def __post_init__(self) -> None:
-        assert [piece.name for piece in self.row.pieces] == ["latent", "rope"], self
+        assert [piece.name for piece in self.row.pieces] in (["latent"], ["latent", "rope"]), self
         assert _is_uniform(self.row) == (self.row.scales is None), self
         assert self.row.scales is None or (self.row.scales.whole_row and not self.row.scales.in_row), self
         if self.converts:
-            latent, rope = (self.stored.piece(name) for name in NAMES)
+            latent, rope = self.stored.pieces
             assert latent.dtype is Dtype.E4M3 and latent.columns == self.row.value_columns and self.tail == 0, self
             assert rope == self.row.piece("rope") and rope.columns == self.chunk and self.element_bytes == 2, self
             assert self.stored.scales and self.stored.scales.columns % self.chunk == 0, self
@@ -158,7 +160,7 @@ class DecodeGeometry:
 
     @property
     def tail_bytes(self) -> int:
-        return self.tail * self.row.piece("rope").dtype.bits // 8
+        return self.tail * self.row.pieces[-1].dtype.bits // 8
 
     @property
     def q_wide_bytes(self) -> int:

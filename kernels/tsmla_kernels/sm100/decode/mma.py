@@ -8,8 +8,6 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
-from tsmla.identity.row_format import NAMES
-
 from ...parts.blackwell import tmem, umma
 from ...parts.decode_work import Segment
 from ...parts.precision import Probabilities
@@ -26,13 +24,13 @@ class Products:
     piece of another dtype than the latent one adds to the same scores, by instructions of another kind."""
 
     def __init__(self, probabilities: Probabilities, geometry: DecodeGeometry):
-        latent, rope = (geometry.row.piece(name).dtype for name in NAMES)
+        latent, last = (geometry.row.pieces[i].dtype for i in (0, -1))
         self.geometry = geometry
         self.form = umma.PAIR_HALVED if geometry.is_pair else umma.ONE_HALVED
-        self.kind, self.tail_kind = umma.kind_of(latent), umma.kind_of(rope)
+        self.kind, self.tail_kind = umma.kind_of(latent), umma.kind_of(last)
         rows = geometry.deal.row_tile
         self.scores = umma.instruction(latent, latent, rows, geometry.tile_kv, False)
-        self.tail_scores = umma.instruction(rope, rope, rows, geometry.tile_kv, False)
+        self.tail_scores = umma.instruction(last, last, rows, geometry.tile_kv, False)
         self.values = umma.instruction(*probabilities.operands, rows, geometry.row.value_columns // OUTPUT_HALVES, True)
         self.q = umma.operand(SWIZZLE)
         self.k = umma.operand(SWIZZLE, geometry.k_chunks * ATOM)

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from tsmla.identity.row_format import NAMES
-
 from ...parts.keys import paged
 from ...parts.keys.source import BOX_KEYS
 from ...parts.pipeline import Barriers, ClusterEdge, Edge, LaneCopiesEdge
@@ -102,7 +100,7 @@ def shared_of(geometry: DecodeGeometry, base: cute.Pointer, barriers: Barriers, 
     """Carve up shared memory from `base` on; addresses for descriptors, swizzled pointers for bulk copies, words for
     lanes."""
     layouts = layouts_of(geometry)
-    latent, rope = (numeric(geometry.row.piece(name).dtype) for name in NAMES)
+    latent, last = (numeric(geometry.row.pieces[i].dtype) for i in (0, -1))
 
     def tile(offset, layout, dtype=latent, swizzle=SWIZZLE):
         place = cute.recast_ptr(base + offset, cute.make_swizzle(swizzle.bit_length() - 5, 4, 3), dtype)
@@ -122,11 +120,14 @@ def shared_of(geometry: DecodeGeometry, base: cute.Pointer, barriers: Barriers, 
         Operands(*(address(offset) for offset in (q, k, k_tail, v, p))),
         Tiles(
             q=tuple(
-                cute.make_tensor(cute.recast_ptr(base + at, query.swizzle(name), dtype), query.layout(name))
-                for name, at, dtype in (("latent", q, latent), ("rope", q + query.rope_offset, rope))
+                cute.make_tensor(
+                    cute.recast_ptr(base + (q + query.offset(name)), query.swizzle(name), query.dtype(name)),
+                    query.layout(name),
+                )
+                for name in query.names
             ),
             k=tile(k, layouts.k_box),
-            k_tail=tile(k_tail, layouts.k_tail_box, rope, tail) if tail else None,
+            k_tail=tile(k_tail, layouts.k_tail_box, last, tail) if tail else None,
             v=tile(v, layouts.v_box) if geometry.is_pair else None,
         ),
         Words(*(words(offset) for offset in (q, k, v, p))),

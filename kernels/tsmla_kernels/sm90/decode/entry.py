@@ -98,8 +98,7 @@ class DecodeKernel:
 
     def _rope_at(self) -> int | None:
         """The byte of a row that its rope piece begins with; None where rows are copied whole."""
-        row = self.variant.row
-        return None if row.scales else row.offset("rope")
+        return self.variant.row.offset("rope") if self.variant.rope_may_be_apart else None
 
     def _comes_in_pairs(self, heads: Int32, terms: Terms) -> Boolean:
         """Whether CTAs with neighbouring numbers have row tiles of one query token, and so the same keys. With few

@@ -113,7 +113,7 @@ def _attend_task(
             scale_log2[row] = query_scales[row] * (softmax_scale * LOG2_E)
     else:
         latent, rope, scale_log2 = _as_operands(
-            shared, given, query.latent.element_type, team, warp, softmax_scale * LOG2_E
+            shared, given, query.pieces[0].element_type, team, warp, softmax_scale * LOG2_E
         )
     output = cute.make_rmem_tensor((4, STRIP // BLOCK), Float32)
     reference, sum_reference, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
@@ -182,10 +182,11 @@ def _query_as_given(
     """Read this lane's numbers of this warp's query columns: words of 16 bytes x 2 (of 8-bit numbers, x 1), halves,
     rows; of the rope piece, words, rows. Where the task has no such row they are another's: a branch around the loads
     would part their addresses."""
-    vectors = const_expr(query.latent.element_type.width // 8)
+    latent_piece, rope_piece = query.pieces
+    vectors = const_expr(latent_piece.element_type.width // 8)
     lane = cute.arch.lane_idx()
     part = lane % QUAD
-    batch, q_len, _, _ = query.latent.shape
+    batch, q_len, _, _ = latent_piece.shape
     latent = cute.make_rmem_tensor((4 * vectors, vectors, STRIP_HALVES, 2), Int32)
     rope = cute.make_rmem_tensor((2, 2), Int32)
     first = task.first_row - task.request * (q_len * heads.value)
@@ -196,14 +197,14 @@ def _query_as_given(
         for half in cutlass.range_constexpr(STRIP_HALVES):
             column = warp * STRIP + half * (STRIP // 2) + part * 16
             source = cute.recast_ptr(
-                aligned(cute.domain_offset((*place, column), query.latent).iterator, 16), dtype=Int32
+                aligned(cute.domain_offset((*place, column), latent_piece).iterator, 16), dtype=Int32
             )
             for vector in cutlass.range_constexpr(vectors):
                 cute.autovec_copy(
                     cute.make_tensor(aligned(source + 4 * vector, 16), cute.make_layout(4)),
                     cute.make_tensor(latent[None, 0, half, row].iterator + 4 * vector, cute.make_layout(4)),
                 )
-        source = aligned(cute.domain_offset((*place, warp * 16 + part * 4), query.rope).iterator, 8)
+        source = aligned(cute.domain_offset((*place, warp * 16 + part * 4), rope_piece).iterator, 8)
         cute.autovec_copy(cute.make_tensor(cute.recast_ptr(source, dtype=Int32), cute.make_layout(2)), rope[None, row])
     return latent, rope
 

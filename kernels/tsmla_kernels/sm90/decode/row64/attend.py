@@ -91,7 +91,7 @@ def _attend_task(
     mma_qk, mma_rope, mma_pv = products
     qk, pv = mma_qk.get_slice(0), mma_pv.get_slice(0)
     rope = qk if mma_rope is None else mma_rope.get_slice(0)
-    of_strip = (*(qk for _ in range(geometry.latent_strips)), rope)
+    of_strip = (*(qk for _ in range(geometry.latent_strips)), *(rope for _ in geometry.behind_latent))
     outputs = tuple(
         cute.make_rmem_tensor(mma_pv.partition_shape_C((64, geometry.value_columns)), Float32) for _ in range(OUTPUTS)
     )

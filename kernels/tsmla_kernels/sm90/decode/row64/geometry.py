@@ -42,8 +42,8 @@ OUTPUTS = 2
 class DecodeGeometry:
     """Sizes of the sm_90a decode: a CTA holds 64 query rows, output columns split over two warpgroups.
 
-    A cache row is loaded in *strips*: the latent piece in equal ones, and the rope piece, which comes with the last of
-    these. Scores start with the first strip that is there. In 16-bit caches, a strip is free again as soon as the
+    A cache row is loaded in *strips*: the latent piece in equal ones, and the rope piece, if there is one, which comes
+    with the last of these. Scores start with the first strip that is there. In 16-bit caches, a strip is free again as soon as the
     warpgroup that holds its output has multiplied it.
 
     In 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
@@ -150,7 +150,7 @@ class DecodeGeometry:
     @property
     def strips(self) -> tuple[int, ...]:
         """Cache columns of the strips that are loaded."""
-        return (self.d_strip,) * self.latent_strips + (self.row.piece("rope").columns,)
+        return (self.d_strip,) * self.latent_strips + tuple(piece.columns for piece in self.row.pieces[1:])
 
     @property
     def first_columns(self) -> tuple[int, ...]:
@@ -175,13 +175,19 @@ class DecodeGeometry:
 
     @property
     def strip_dtypes(self) -> tuple[Dtype, ...]:
-        return (self.row.piece("latent").dtype,) * self.latent_strips + (self.row.piece("rope").dtype,)
+        latent, *others = (piece.dtype for piece in self.row.pieces)
+        return (*[latent] * self.latent_strips, *others)
+
+    @property
+    def behind_latent(self) -> tuple[int, ...]:
+        """Numbers of the strips behind the latent ones: the rope piece's, if there is one."""
+        return tuple(range(self.latent_strips, len(self.strips)))
 
     @property
     def ready_bytes(self) -> tuple[int, ...]:
         """Bytes of the strips that are multiplied together: the last latent strip has the rope columns with it."""
-        *latent, last, rope = self.strip_bytes
-        return (*latent, last + rope)
+        last = self.latent_strips - 1
+        return (*self.strip_bytes[:last], sum(self.strip_bytes[last:]))
 
     @property
     def edge_bytes(self) -> tuple[int, ...]:
@@ -225,7 +231,7 @@ class DecodeGeometry:
         """Numbers of the boxes that come with a latent strip: its own; the rope columns', behind all latent ones, with
         the last; and those of scales in rows, behind that one, with the first strip of each converting warpgroup. In a
         pair, only rope columns are copied."""
-        rope = (self.latent_strips,) if strip + 1 == self.latent_strips else ()
+        rope = self.behind_latent if strip + 1 == self.latent_strips else ()
         if self.ctas > 1:
             return rope
         scales = (self.latent_strips + 1 + strip,) if strip < CONVERTERS and self.converts else ()
@@ -288,7 +294,7 @@ class DecodeGeometry:
             assert self.value_columns == LIFTED_COLUMNS, self
             for mine in range(2):
                 assert {lifted.of(place) for place in self.places(mine)} == {mine}, self
-        assert [piece.name for piece in self.row.pieces] == ["latent", "rope"], self
+        assert [piece.name for piece in self.row.pieces] in (["latent"], ["latent", "rope"]), self
         scales = self.row.scales
         if self.converts:
             pieces = [(piece.name, piece.columns) for piece in self.stored.pieces]

@@ -80,7 +80,7 @@ class Row64Kernel:
         paired = const_expr(geometry.ctas == PAIR)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == LOAD_WARPS[0]:
-            for copied in (query.latent, query.rope, *(copies.tile for copies in keys.copies)):
+            for copied in (*query.maps, *(copies.tile for copies in keys.copies)):
                 cpasync.prefetch_descriptor(copied.atom)
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
         barriers = Barriers(schedule.edges, base)

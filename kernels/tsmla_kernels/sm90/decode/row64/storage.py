@@ -165,7 +165,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     """Carve up shared memory from `base` on: barriers and row sums, Q, both rings, the exchange of probabilities."""
     geometry = schedule.geometry
     layouts = layouts_of(geometry)
-    latent, rope = range(geometry.latent_strips), geometry.latent_strips
+    strip_numbers = range(len(geometry.strips))
 
     def swizzled(offset, layout, strip):
         pointer = cute.recast_ptr(base + offset, layouts.swizzles[strip], layouts.dtypes[strip])
@@ -178,7 +178,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         return tuple(swizzled(*place) for place in zip(places, shapes, strips, strict=True))
 
     tile = geometry.query_tile
-    q_strips = [BARRIER_BYTES + sum(geometry.strip_bytes[:i]) * tile.rows // geometry.tile_kv for i in (*latent, rope)]
+    q_strips = [BARRIER_BYTES + sum(geometry.strip_bytes[:i]) * tile.rows // geometry.tile_kv for i in strip_numbers]
     *strips, transposed = itertools.accumulate(
         (geometry.stages * size for size in geometry.strip_bytes), initial=BARRIER_BYTES + geometry.q_bytes
     )
@@ -201,15 +201,15 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= ANCHORS_AT - geometry.tile_q * 4
     assert ANCHORS_AT + TASK_RING * 4 <= THERE_AT <= BARRIER_BYTES - geometry.stages * geometry.tile_kv // 8
     query = QueryPlaces(
-        tile=(
-            swizzled(BARRIER_BYTES, tile.layout("latent"), 0),
-            swizzled(BARRIER_BYTES + tile.rope_offset, tile.layout("rope"), rope),
+        tile=tuple(
+            swizzled(BARRIER_BYTES + tile.offset(name), tile.layout(name), strip)
+            for name, strip in zip(tile.names, (0, *geometry.behind_latent), strict=True)
         ),
         words=cute.recast_ptr(base + BARRIER_BYTES, dtype=Int32),
-        strips=each(q_strips, layouts.q_strips, (*latent, rope)),
+        strips=each(q_strips, layouts.q_strips, strip_numbers),
     )
     keys = KeyPlaces(
-        strips=each(strips, layouts.keys, (*latent, rope)),
+        strips=each(strips, layouts.keys, strip_numbers),
         values=each(values, [layouts.values] * len(values), [0] * len(values)),
         copied=tuple(
             cute.recast_ptr(base + at, swizzle, dtype)

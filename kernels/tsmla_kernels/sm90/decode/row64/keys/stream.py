@@ -31,8 +31,8 @@ class Copies(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """A call's keys as a kernel is told of them: tensor maps of latent pieces, of rope pieces and of scales that lie in
-    rows, if any do (none at all where rows are gathered); where the keys lie; scales that lie apart; and the cache
+    """A call's keys as a kernel is told of them: tensor maps of latent pieces, of rope pieces, if there are any, and of
+    scales that lie in rows, if any do (none at all where rows are gathered); where the keys lie; scales that lie apart; and the cache
     itself, where warps read it."""
 
     latent: Copies | None
@@ -56,7 +56,8 @@ class KeyStream:
     def keys(self, given, source: KeySource) -> Keys:
         """Make the tensor maps, on the host. given: what the call's table lists, by name."""
         rows = boxes_view(given.kv_cache, 0, PATTERN_COLUMNS, self.geometry.d_qk // PATTERN_COLUMNS)
-        return Keys(self._copies(rows, 0), self._copies(rows, -1), None, source, None, None)
+        rope = [self._copies(rows, strip) for strip in self.geometry.behind_latent]
+        return Keys(self._copies(rows, 0), *(rope or [None]), None, source, None, None)
 
     def _copies(self, rows: cute.Tensor, strip: int) -> Copies:
         """Tensor maps for a strip's columns of `rows`, a view of the cache."""
@@ -95,7 +96,7 @@ class KeyStream:
         return self._partitioned([copies.tile for copies in keys.copies], self.geometry.tile_kv, shared)
 
     def _partitioned(self, maps: list[Map], rows: int, shared: Shared) -> tuple:
-        sources = [maps[0]] * self.geometry.latent_strips + [maps[1]]
+        sources = [maps[0]] * self.geometry.latent_strips + maps[1:]
         return tuple(
             self._partition_strip(source, strip, rows, place)
             for strip, (source, place) in enumerate(zip(sources, shared.keys.copied, strict=True))
