@@ -133,7 +133,13 @@ class DecodeVariant(_OfRows, _Variant):
     def rope_may_be_apart(self) -> bool:
         """Whether the cache's rope pieces may lie in a tensor of their own: where calls say whether they do, and where
         they always do."""
-        return self.apart or (self.gathers and self.row.scales is None and self.row.has("rope"))
+        return self.apart or self.rope_at is not None
+
+    @property
+    def rope_at(self) -> int | None:
+        """The byte of a row that its rope piece begins with, where that is copied by itself."""
+        apart = self.gathers and self.row.scales is None and self.row.has("rope")
+        return self.row.offset("rope") if apart else None
 
     def symbol(self) -> str:
         return "_".join(

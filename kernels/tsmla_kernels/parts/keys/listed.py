@@ -134,10 +134,11 @@ class Lines:
 
     A row has `lines` lines of `line_bytes` bytes. In shared memory eight keys are a group: lines
     of one number of its keys lie one behind the other, swizzled over the bytes of a line; behind them, those of the
-    next number."""
+    next number. A group has room for `room` lines of each key: as many as are gathered together, unless it is given."""
 
     line_bytes: int
     lines: int
+    room: int = 0
 
     def __post_init__(self) -> None:
         assert self.line_bytes in (VECTOR, 64, 128), self
@@ -155,7 +156,11 @@ class Lines:
 
     @property
     def group_bytes(self) -> int:
-        return 8 * self.line_bytes * self.lines
+        return self.offset(self.room or self.lines)
+
+    def offset(self, line: int) -> int:
+        """Bytes from a group's first line to that of another number."""
+        return 8 * self.line_bytes * line
 
     def place(self, first_key: int, lane: Int32) -> Int32:
         """Where this lane's vector of line 0 goes, of the `keys` keys from `first_key` on."""
@@ -200,7 +205,7 @@ def _gather_step(
     source = own + Int64(cutlass.max(found, 0)) * VECTOR
     vector = target + lines.place(first_key + step_key, lane)
     for line in cutlass.range_constexpr(lines.lines):
-        copy_vector(vector, 8 * line * lines.line_bytes, source, line * lines.line_bytes, size)
+        copy_vector(vector, lines.offset(line), source, line * lines.line_bytes, size)
 
 
 @cute.jit

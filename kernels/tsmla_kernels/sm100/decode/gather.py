@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from ...parts.decode_work import Segment
-from ...parts.keys.listed import Lines, entries_of, entry_of, gather, row_of, tell_there
+from ...parts.keys.listed import Lines, entries_of, entry_of, gather, place_of, slot_of, tell_there
 from ...parts.keys.visible import viewers_of
 from .assignment import Assignment, Done, for_each_segment, rank_of
 from .geometry import SWIZZLE, DecodeGeometry
@@ -29,8 +29,7 @@ def gather_keys(
     """Gather the K tiles of each segment, as warp number `warp` of `warps`: in a pair, this CTA's half of a tile's
     keys; solo, all of them. Entries of the table are read a tile ahead."""
     share = geometry.k_keys // warps
-    own, source, base = warp * share, assignment.source, assignment.cache.iterator.toint()
-    lines = Lines(SWIZZLE, geometry.k_chunks)
+    own, source = warp * share, assignment.source
     first = rank_of(geometry) * geometry.k_keys + own + cute.arch.lane_idx()
 
     @cute.jit
@@ -40,18 +39,23 @@ def gather_keys(
         ahead = entry_of(source, viewers, first_key)
         for i in cutlass.range(segment.tiles, unroll=1):
             key = first_key + i * geometry.tile_kv
-            row = row_of(source, ahead, key)
+            slot = slot_of(source, ahead, key)
+            place = place_of(source, source.rows, slot)
             ahead = entry_of(source, viewers, key + geometry.tile_kv)
             for cut in cutlass.range_constexpr(geometry.k_cuts):
                 count = (done.tiles + i) * geometry.k_cuts + cut
                 shared.edges.k.wait_empty(count)
                 stage = shared.edges.k.stage(count)
                 target = shared.operands.k + stage * geometry.k_wide_bytes
-                gather(base + cut * geometry.k_chunks * SWIZZLE, row, lines, target, own, share)
+                latent, rope = _lines_of(geometry, cut)
+                gather(source.rows.start + cut * geometry.k_chunks * SWIZZLE, place, latent, target, own, share)
+                if const_expr(rope is not None):
+                    behind = target + latent.offset(latent.lines)
+                    gather(source.rope.start, place_of(source, source.rope, slot), rope, behind, own, share)
                 if const_expr(geometry.tail > 0):
                     target = shared.operands.k_tail + stage * geometry.k_tail_bytes
                     tail = Lines(geometry.tail_bytes, 1)
-                    gather(base + geometry.row_chunks * SWIZZLE, row, tail, target, own, share)
+                    gather(source.rope.start, place_of(source, source.rope, slot), tail, target, own, share)
                 shared.edges.landed_keys.arrive_behind_copies(count)
         return done.and_all_of(segment)
 
@@ -70,7 +74,7 @@ def gather_values(
     share = geometry.v_keys // warps
     own, source, slots = warp * share, assignment.source, geometry.v_slots_per_tile
     lines = Lines(SWIZZLE, geometry.v_chunks)
-    base = assignment.cache.iterator.toint() + rank_of(geometry) * (geometry.v_chunks * SWIZZLE)
+    start = source.rows.start + rank_of(geometry) * (geometry.v_chunks * SWIZZLE)
     first = own + cute.arch.lane_idx()
 
     @cute.jit
@@ -80,11 +84,11 @@ def gather_values(
         ahead = entry_of(source, viewers, first_key)
         for number in cutlass.range(segment.tiles * slots, unroll=1):
             key, count = first_key + number * geometry.v_keys, done.tiles * slots + number
-            row = row_of(source, ahead, key)
+            place = place_of(source, source.rows, slot_of(source, ahead, key))
             ahead = entry_of(source, viewers, key + geometry.v_keys)
             shared.edges.v.wait_empty(count)
             target = shared.operands.v + shared.edges.v.stage(count) * geometry.v_bytes
-            gather(base, row, lines, target, own, share)
+            gather(start, place, lines, target, own, share)
             shared.edges.landed_values.arrive_behind_copies(count)
         return done.and_all_of(segment)
 
@@ -103,11 +107,11 @@ def tell_rows(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], assig
         ahead = entries_of(source, viewers, first_key, geometry.tile_kv)
         for i in cutlass.range(segment.tiles + int(geometry.is_pair), unroll=1):
             tile, key = done.tiles + i, first_key + i * geometry.tile_kv
-            rows = tuple(row_of(source, entry, key + 32 * part) for part, entry in enumerate(ahead))
+            slots = tuple(slot_of(source, entry, key + 32 * part) for part, entry in enumerate(ahead))
             ahead = entries_of(source, viewers, key + geometry.tile_kv, geometry.tile_kv)
             if i < segment.tiles:
                 shared.edges.there.wait_empty(tile)
-                tell_there(there_of(shared, geometry, tile), rows)
+                tell_there(there_of(shared, geometry, tile), slots)
                 shared.edges.there.hand_over(tile)
                 for cut in cutlass.range_constexpr(geometry.k_cuts):
                     _hand_over(shared.edges.landed_keys, shared.edges.k, tile * geometry.k_cuts + cut)
@@ -119,6 +123,14 @@ def tell_rows(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], assig
         return done.and_all_of(segment)
 
     for_each_segment(geometry, assignment, tell_of, Done.nothing())
+
+
+def _lines_of(geometry: DecodeGeometry, cut: int) -> tuple[Lines, Lines | None]:
+    """The lines of a K slot that are of latent pieces, and those behind them, if any, that are of rope pieces."""
+    chunks, latent = geometry.k_chunks, geometry.row.value_columns // geometry.chunk - cut * geometry.k_chunks
+    if chunks <= latent:
+        return Lines(SWIZZLE, chunks), None
+    return Lines(SWIZZLE, latent, chunks), Lines(SWIZZLE, chunks - latent, chunks)
 
 
 def there_of(shared: Shared, geometry: DecodeGeometry, tile: Int32) -> cute.Tensor:

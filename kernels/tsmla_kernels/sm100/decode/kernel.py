@@ -45,7 +45,7 @@ class DecodeKernel:
         few_rows = (given.q_len * heads <= CTA_ROWS) & (given.batch_invariant == 0)
         source = key_source(given.kv_cache, given.block_tables)
         if const_expr(self.variant.gathers):
-            source = listed_keys(given.kv_cache, given.block_tables, given.entry_keys)
+            source = listed_keys(given, self.variant.rope_at)
         view = visibility_in(source, given)
         scale_log2 = given.softmax_scale * LOG2_E
         ending = ending_of(given, heads)

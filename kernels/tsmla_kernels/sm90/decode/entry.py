@@ -93,12 +93,8 @@ class DecodeKernel:
 
     def _source(self, given) -> KeySource | ListedKeys:
         if self.variant.gathers:
-            return listed_keys(given, self._rope_at())
+            return listed_keys(given, self.variant.rope_at)
         return key_source(given.kv_cache, given.block_tables)
-
-    def _rope_at(self) -> int | None:
-        """The byte of a row that its rope piece begins with; None where rows are copied whole."""
-        return self.variant.row.offset("rope") if self.variant.rope_may_be_apart else None
 
     def _comes_in_pairs(self, heads: Int32, terms: Terms) -> Boolean:
         """Whether CTAs with neighbouring numbers have row tiles of one query token, and so the same keys. With few
