@@ -56,6 +56,8 @@ SECTIONS = (
     ("Blackwell decode, cache of 656-byte rows, up to 64 query rows", BLACKWELL_SOLO, (16,), "in a row"),
     ("Blackwell decode, cache of 656-byte rows, more than 64 query rows", BLACKWELL_PAIR, (16,), "in a row"),
     ("Blackwell decode of chosen keys, 8-bit cache, up to 64 heads", BLACKWELL_SOLO, (8,), "none, gathered"),
+    ("Blackwell decode of chosen keys, 656-byte rows, up to 64 heads", BLACKWELL_SOLO, (16,), "in a row, gathered"),
+    ("Blackwell decode of chosen keys, 656-byte rows, more than 64 heads", BLACKWELL_PAIR, (16,), "in a row, gathered"),
     (
         "Blackwell decode of chosen keys, 16-bit cache, and 8-bit cache of more than 64 heads",
         BLACKWELL_PAIR,

@@ -20,11 +20,13 @@ pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
 CASES = {
     "a list that ends in a tile": ((2, 1), 16, 150, {}),
     "one key": ((3,), 8, 1, {"outside": 0.0}),
-    "lists of their own lengths": ((5,), 16, 130, {"lengths": [0, 1, 63, 64, 130]}),
+    "lists of their own lengths": ((8,), 16, 260, {"lengths": [0, 1, 63, 64, 127, 128, 130, 257]}),
     "a length beyond the list, and one below 0": ((2,), 16, 70, {"lengths": [100, -3]}),
     "several tokens of a request": ((2, 3), 24, 96, {"lengths": [5, 96, 0, 33, 64, 65]}),
     "a row tile and a row": ((1, 1), 65, 128, {}),
     "128 heads": ((2, 1), 128, 70, {}),
+    "64 heads, a list of one tile of a pair": ((2,), 64, 128, {"lengths": [128, 66]}),
+    "one head": ((3,), 1, 129, {}),
     "pages of 69 keys": ((2,), 16, 200, {"page_size": 69}),
     "pages of one key, without gaps": ((2,), 16, 100, {"pages": 333, "page_size": 1, "page_gap": 0}),
     "a long list": ((1,), 16, 1500, {}),
@@ -65,13 +67,13 @@ def test_rope_pieces_in_a_tensor_of_their_own(gpu, dtype):
 
 def test_indices_outside_of_the_cache_anywhere(gpu):
     """In front, in the middle and everywhere; for whole tiles too."""
-    indices = torch.randint(0, 700, (5, 256))
-    indices[0, :70] = OUTSIDE[0]
-    indices[1, 64:200] = OUTSIDE[2]
+    indices = torch.randint(0, 700, (5, 400))
+    indices[0, :140] = OUTSIDE[0]
+    indices[1, 64:300] = OUTSIDE[2]
     indices[2] = OUTSIDE[1]
     indices[3, 1:] = 12 * 64
     indices[4, :-1] = 2**31 - 2
-    check_chosen(make_chosen((5,), 16, 256, indices=indices))
+    check_chosen(make_chosen((5,), 16, 400, indices=indices))
 
 
 def test_a_key_chosen_many_times(gpu):

@@ -121,12 +121,13 @@ def sizes(variant, kernel: str) -> dict[str, int]:
     if kernel == "sm100/prefill":
         return {"q": 128 * variant.d_qk * element, "ring": 128 * 64 * element}
     row = 512 * element + 64 * (2 if variant.row.apart else element)
+    lands = variant.gathers and variant.row.scales is None
     if kernel == "sm100/decode pair":
         k = 128 * row // (3 if element == 2 else 1)
         v = 64 * 512 * element
-        landed = {"landed_keys": k // 2, "landed_values": v // 2, "there": 128 // 8} if variant.gathers else {}
+        landed = {"landed_keys": k // 2, "landed_values": v // 2} if lands else {}
         return {"q": 128 * row, "k": k, "v": v, "p": 128 * 128 * element, **landed, **_scales(variant, 128)}
-    landed = {"landed_keys": 64 * row, "there": 64 // 8} if variant.gathers else {}
+    landed = {"landed_keys": 64 * row} if lands else {}
     return {"q": 64 * row, "k": 64 * row // element, "p": 64 * 64 * element, **landed, **_scales(variant, 64)}
 
 

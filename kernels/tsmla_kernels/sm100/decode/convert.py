@@ -4,7 +4,7 @@ bytes) and products read bf16: eight warps read stored rows, multiply them by th
 A scale is that of one key and 128 columns, so no product can take it out of its sum: each value is multiplied by it in
 float32 and rounded to bf16, as `mla_read_cache` does. Rows go from global memory through registers, not through shared
 memory, whose bandwidth is the bound (kernels/log/blackwell-decode.md); loading `AHEAD` slots before they are needed
-hides memory's latency.
+hides memory's latency. Where keys are gathered one by one, a lane looks up its own key of each slot, a tile ahead.
 
 A warp writes swizzle atoms: 8 keys by 64 columns. A lane has 16 columns of one key, which are 16 bytes in the cache and
 two vectors in shared memory; eight lanes that store together have two neighbouring keys, whose swizzles differ in the
@@ -23,6 +23,7 @@ from tsmla.identity.row_format import SCALE_BYTES
 
 from ...parts.alignment import aligned
 from ...parts.decode_work import Segment
+from ...parts.keys.listed import VECTOR, ListedKeys, entry_of, row_of
 from ...parts.keys.paged import GROUP
 from ...parts.keys.source import (
     BOX_KEYS,
@@ -34,7 +35,7 @@ from ...parts.keys.source import (
     look_up,
     wanted_of,
 )
-from ...parts.keys.visible import Viewers, seen_bits, viewers_of
+from ...parts.keys.visible import Viewers, VisibleKeys, seen_bits, seen_by_both, viewers_of
 from ...parts.ptx import load_if
 from .assignment import Assignment, Done, for_each_segment, rank_of
 from .geometry import ATOM, CONVERT_WARPS, SWIZZLE, DecodeGeometry
@@ -169,6 +170,9 @@ def convert_keys(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], wa
     tile_boxes = geometry.tile_kv // BOX_KEYS
     number = cute.arch.lane_idx()
     lane = Lane(warp, rank_of(geometry), number // ROW_LANES, number % ROW_LANES)
+    if geometry.gathers:
+        _convert_listed(shared, geometry, plans, lane, assignment)
+        return
 
     @cute.jit
     def convert_keys_of(segment: Segment, done: Done) -> Done:
@@ -195,6 +199,72 @@ def convert_keys(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], wa
         return done.and_all_of(segment)
 
     for_each_segment(geometry, assignment, convert_keys_of, Done.nothing())
+
+
+def _convert_listed(
+    shared: Shared, geometry: DecodeGeometry, plans: tuple[SlotPlan, ...], lane: Lane, assignment: Assignment
+):
+    """Convert the keys of each segment where a table lists them. `entries` has one for each slot that brings keys of
+    its own, of the next tile that the slot is looked up for."""
+    source, owners = assignment.source, [plan for plan in plans if plan.own_box]
+    numbers = {plan: number for number, plan in enumerate(owners)}
+
+    @cute.jit
+    def convert_listed_of(segment: Segment, done: Done) -> Done:
+        first_key = segment.first_tile * geometry.tile_kv
+        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
+        own = VisibleKeys(first_key, first_key + segment.tiles * geometry.tile_kv)
+        viewers = viewers._replace(keys=seen_by_both(viewers.keys, own))
+        entries = tuple(entry_of(source, viewers, _listed_key(plan, lane, first_key)) for plan in owners)
+        coming, found = (), Found(Int64(0), Int32(0))
+        for plan in plans[:AHEAD]:
+            if const_expr(plan.own_box):
+                found, entries = _find_listed(
+                    geometry, plan, numbers[plan], lane, assignment.cache, source, viewers, entries, first_key
+                )
+            coming += _load(geometry, plan, lane, found)
+        for i in cutlass.range(segment.tiles, unroll=1):
+            for position in cutlass.range_constexpr(len(plans)):
+                _fill(shared, geometry, plans[position], lane, coming[: plans[position].words], done.tiles + i)
+                coming = coming[plans[position].words :]
+                further, following = divmod(position + AHEAD, len(plans))
+                plan, tile_key = plans[following], first_key + (i + further) * geometry.tile_kv
+                if const_expr(plan.own_box):
+                    found, entries = _find_listed(
+                        geometry, plan, numbers[plan], lane, assignment.cache, source, viewers, entries, tile_key
+                    )
+                coming += _load(geometry, plan, lane, found)
+        return done.and_all_of(segment)
+
+    for_each_segment(geometry, assignment, convert_listed_of, Done.nothing())
+
+
+def _listed_key(plan: SlotPlan, lane: Lane, tile_key: Int32) -> Int32:
+    """This lane's key of a slot of the tile whose first key is `tile_key`."""
+    box = plan.first_box + lane.rank * plan.rank_boxes
+    return tile_key + box * BOX_KEYS + lane.warp // plan.sharing * GROUP + lane.key
+
+
+@cute.jit
+def _find_listed(
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    plan: cutlass.Constexpr[SlotPlan],
+    number: cutlass.Constexpr[int],
+    lane: Lane,
+    cache: cute.Tensor,
+    source: ListedKeys,
+    viewers: Viewers,
+    entries: tuple,
+    tile_key: Int32,
+) -> tuple[Found, tuple]:
+    """This lane's key of a slot of the tile whose first key is `tile_key`, entry `number`; and the entries, with that
+    of the tile behind in its place."""
+    key = _listed_key(plan, lane, tile_key)
+    row = row_of(source, entries[number], key)
+    ahead = entry_of(source, viewers, key + geometry.tile_kv)
+    place = cache.iterator.toint() + Int64(cutlass.max(row, 0)) * VECTOR + lane.part * VECTOR_BYTES
+    found = Found(place, Int32(row >= 0))
+    return found, (*entries[:number], ahead, *entries[number + 1 :])
 
 
 @cute.jit

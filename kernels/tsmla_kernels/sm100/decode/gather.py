@@ -97,15 +97,15 @@ def gather_values(
 
 def tell_rows(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], assignment: Assignment):
     """Tell of every tile which keys are there, and hand over what has landed, in the order in which it is multiplied:
-    a tile's keys go before the values of the tile before."""
-    source = assignment.source
+    a tile's keys go before the values of the tile before. Where rows are converted, nothing lands."""
+    source, late = assignment.source, geometry.is_pair and not geometry.converts
 
     @cute.jit
     def tell_of(segment: Segment, done: Done) -> Done:
         viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
         first_key = segment.first_tile * geometry.tile_kv + cute.arch.lane_idx()
         ahead = entries_of(source, viewers, first_key, geometry.tile_kv)
-        for i in cutlass.range(segment.tiles + int(geometry.is_pair), unroll=1):
+        for i in cutlass.range(segment.tiles + int(late), unroll=1):
             tile, key = done.tiles + i, first_key + i * geometry.tile_kv
             slots = tuple(slot_of(source, entry, key + 32 * part) for part, entry in enumerate(ahead))
             ahead = entries_of(source, viewers, key + geometry.tile_kv, geometry.tile_kv)
@@ -113,9 +113,10 @@ def tell_rows(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], assig
                 shared.edges.there.wait_empty(tile)
                 tell_there(there_of(shared, geometry, tile), slots)
                 shared.edges.there.hand_over(tile)
-                for cut in cutlass.range_constexpr(geometry.k_cuts):
-                    _hand_over(shared.edges.landed_keys, shared.edges.k, tile * geometry.k_cuts + cut)
-            if const_expr(geometry.is_pair):
+                if const_expr(not geometry.converts):
+                    for cut in cutlass.range_constexpr(geometry.k_cuts):
+                        _hand_over(shared.edges.landed_keys, shared.edges.k, tile * geometry.k_cuts + cut)
+            if const_expr(late):
                 if i > 0:
                     for index in cutlass.range_constexpr(geometry.v_slots_per_tile):
                         count = (tile - 1) * geometry.v_slots_per_tile + index

@@ -121,7 +121,8 @@ class DecodeSchedule:
     @property
     def roles(self) -> tuple[Role, ...]:
         if self.geometry.converts:
-            return (self.attend, self.multiply, self.load_queries, self.convert_keys)
+            tells = (self.tell_rows,) if self.geometry.gathers else ()
+            return (self.attend, self.multiply, self.load_queries, *tells, self.convert_keys)
         if self.geometry.gathers:
             values = (self.gather_values,) if self.geometry.is_pair else ()
             return (self.attend, self.multiply, self.load_queries, self.tell_rows, self.gather_keys, *values)
@@ -151,7 +152,8 @@ class DecodeSchedule:
             queries = (Either(Copies(loader), own), other)
         else:
             queries = (Either(Copies(loader), Warps(loader)),)
-        gatherers = (self.gather_keys, self.gather_values) if geometry.gathers else ()
+        lands = geometry.gathers and not geometry.converts
+        gatherers = (self.gather_keys, self.gather_values) if lands else ()
         edges = [
             EdgeSpec("q", queries, products, 1, ctas * geometry.q_bytes),
             EdgeSpec("k", keys, products, geometry.k_slots, ctas * geometry.k_bytes, through=gatherers[:1]),
@@ -168,13 +170,14 @@ class DecodeSchedule:
             EdgeSpec("half", products, NOBODY, 1, ctas * CTA_ROWS * geometry.row.value_columns * 2, (self.attend,)),
         ]
         whose = "this CTA's" if geometry.is_pair else ""
-        if geometry.gathers:
+        if lands:
             k_slots, v_slots, tells = geometry.k_slots, geometry.v_slots, (self.tell_rows,)
             lanes = LaneCopies(self.gather_keys, ctas, whose)
             edges.append(EdgeSpec("landed_keys", (lanes,), NOBODY, k_slots, geometry.k_bytes, tells))
             if geometry.is_pair:
                 lanes = LaneCopies(self.gather_values, ctas, whose)
                 edges.append(EdgeSpec("landed_values", (lanes,), NOBODY, v_slots, geometry.v_bytes, tells))
+        if geometry.gathers:
             bring, take = (Warps(self.tell_rows, ctas, whose),), (Warps(self.attend, ctas, whose),)
             edges.append(EdgeSpec("there", bring, take, THERE_SLOTS, geometry.there_bytes))
         if geometry.scale_slots:
