@@ -163,80 +163,80 @@ class Found(NamedTuple):
     keys: Int32
 
 
+class Sought(NamedTuple):
+    """The keys of a segment that are converted: the boxes wanted, or the list that names keys and the segment's first
+    key; and who sees them."""
+
+    wanted: Wanted | None
+    listed: ListedKeys | None
+    viewers: Viewers
+    first_key: Int32 | None
+
+
 def convert_keys(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], warp: Int32, assignment: Assignment):
     """Convert the keys of each segment and, in a pair, also its values. Keys that no row sees become zeros:
     probabilities of hidden keys are 0, but 0 x NaN is NaN."""
     plans = slot_plans(geometry)
-    tile_boxes = geometry.tile_kv // BOX_KEYS
     number = cute.arch.lane_idx()
     lane = Lane(warp, rank_of(geometry), number // ROW_LANES, number % ROW_LANES)
-    if geometry.gathers:
-        _convert_listed(shared, geometry, plans, lane, assignment)
-        return
 
     @cute.jit
     def convert_keys_of(segment: Segment, done: Done) -> Done:
-        wanted = wanted_of(assignment.source, segment, tile_boxes)
-        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
-        lookup = look_up(wanted)
+        sought, lookup = _look_up(geometry, plans, lane, assignment, segment)
         coming, found = (), Found(Int64(0), Int32(0))
         for plan in plans[:AHEAD]:
             if const_expr(plan.own_box):
-                found = _find(geometry, plan, lane, assignment.cache, wanted, viewers, lookup, Int32(0))
+                found, lookup = _find(geometry, plans, plan, lane, assignment.cache, sought, lookup, Int32(0))
             coming += _load(geometry, plan, lane, found)
         for i in cutlass.range(segment.tiles, unroll=1):
             for position in cutlass.range_constexpr(len(plans)):
                 _fill(shared, geometry, plans[position], lane, coming[: plans[position].words], done.tiles + i)
                 coming = coming[plans[position].words :]
                 further, following = divmod(position + AHEAD, len(plans))
-                plan, first = plans[following], (i + further) * tile_boxes
-                if const_expr(following == 0):
+                plan, tile = plans[following], i + further
+                if const_expr(following == 0 and not geometry.gathers):
+                    first = tile * sought.wanted.tile_boxes
                     if first % LANE_BOXES == 0:
-                        lookup = look_further(wanted, lookup, first // LANE_BOXES)
+                        lookup = look_further(sought.wanted, lookup, first // LANE_BOXES)
                 if const_expr(plan.own_box):
-                    found = _find(geometry, plan, lane, assignment.cache, wanted, viewers, lookup, first)
+                    found, lookup = _find(geometry, plans, plan, lane, assignment.cache, sought, lookup, tile)
                 coming += _load(geometry, plan, lane, found)
         return done.and_all_of(segment)
 
     for_each_segment(geometry, assignment, convert_keys_of, Done.nothing())
 
 
-def _convert_listed(
-    shared: Shared, geometry: DecodeGeometry, plans: tuple[SlotPlan, ...], lane: Lane, assignment: Assignment
-):
-    """Convert the keys of each segment where a table lists them. `entries` has one for each slot that brings keys of
-    its own, of the next tile that the slot is looked up for."""
-    source, owners = assignment.source, [plan for plan in plans if plan.own_box]
-    numbers = {plan: number for number, plan in enumerate(owners)}
+def _look_up(
+    geometry: DecodeGeometry, plans: tuple[SlotPlan, ...], lane: Lane, assignment: Assignment, segment: Segment
+) -> tuple[Sought, Lookup | tuple[Int32, ...]]:
+    """A segment's keys, and what is known at first of where they lie: pages of boxes; or, where a table lists keys, its
+    entries for this lane's keys of the first tile, one for each slot that brings keys of its own."""
+    source, viewers = assignment.source, viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
+    if not geometry.gathers:
+        wanted = wanted_of(source, segment, geometry.tile_kv // BOX_KEYS)
+        return Sought(wanted, None, viewers, None), look_up(wanted)
+    first_key = segment.first_tile * geometry.tile_kv
+    own = VisibleKeys(first_key, first_key + segment.tiles * geometry.tile_kv)
+    viewers = viewers._replace(keys=seen_by_both(viewers.keys, own))
+    keys = [_listed_key(plan, lane, first_key) for plan in plans if plan.own_box]
+    return Sought(None, source, viewers, first_key), tuple(entry_of(source, viewers, key) for key in keys)
 
-    @cute.jit
-    def convert_listed_of(segment: Segment, done: Done) -> Done:
-        first_key = segment.first_tile * geometry.tile_kv
-        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
-        own = VisibleKeys(first_key, first_key + segment.tiles * geometry.tile_kv)
-        viewers = viewers._replace(keys=seen_by_both(viewers.keys, own))
-        entries = tuple(entry_of(source, viewers, _listed_key(plan, lane, first_key)) for plan in owners)
-        coming, found = (), Found(Int64(0), Int32(0))
-        for plan in plans[:AHEAD]:
-            if const_expr(plan.own_box):
-                found, entries = _find_listed(
-                    geometry, plan, numbers[plan], lane, assignment.cache, source, viewers, entries, first_key
-                )
-            coming += _load(geometry, plan, lane, found)
-        for i in cutlass.range(segment.tiles, unroll=1):
-            for position in cutlass.range_constexpr(len(plans)):
-                _fill(shared, geometry, plans[position], lane, coming[: plans[position].words], done.tiles + i)
-                coming = coming[plans[position].words :]
-                further, following = divmod(position + AHEAD, len(plans))
-                plan, tile_key = plans[following], first_key + (i + further) * geometry.tile_kv
-                if const_expr(plan.own_box):
-                    found, entries = _find_listed(
-                        geometry, plan, numbers[plan], lane, assignment.cache, source, viewers, entries, tile_key
-                    )
-                coming += _load(geometry, plan, lane, found)
-        return done.and_all_of(segment)
 
-    for_each_segment(geometry, assignment, convert_listed_of, Done.nothing())
+def _find(
+    geometry: DecodeGeometry, plans: tuple[SlotPlan, ...], plan: SlotPlan, lane: Lane, cache: cute.Tensor,
+    sought: Sought, lookup: Lookup | tuple[Int32, ...], tile: Int32,
+) -> tuple[Found, Lookup | tuple[Int32, ...]]:  # fmt: skip
+    """This lane's keys of a slot of tile number `tile` of the segment, and what is known then: of listed keys, the
+    entry of the tile behind in place of this one's."""
+    if not geometry.gathers:
+        first = tile * sought.wanted.tile_boxes
+        return _find_in_box(geometry, plan, lane, cache, sought.wanted, sought.viewers, lookup, first), lookup
+    number = [each for each in plans if each.own_box].index(plan)
+    key = _listed_key(plan, lane, sought.first_key + tile * geometry.tile_kv)
+    ahead = entry_of(sought.listed, sought.viewers, key + geometry.tile_kv)
+    row = row_of(sought.listed, lookup[number], key)
+    place = cache.iterator.toint() + Int64(cutlass.max(row, 0)) * VECTOR + lane.part * VECTOR_BYTES
+    return Found(place, Int32(row >= 0)), (*lookup[:number], ahead, *lookup[number + 1 :])
 
 
 def _listed_key(plan: SlotPlan, lane: Lane, tile_key: Int32) -> Int32:
@@ -246,29 +246,7 @@ def _listed_key(plan: SlotPlan, lane: Lane, tile_key: Int32) -> Int32:
 
 
 @cute.jit
-def _find_listed(
-    geometry: cutlass.Constexpr[DecodeGeometry],
-    plan: cutlass.Constexpr[SlotPlan],
-    number: cutlass.Constexpr[int],
-    lane: Lane,
-    cache: cute.Tensor,
-    source: ListedKeys,
-    viewers: Viewers,
-    entries: tuple,
-    tile_key: Int32,
-) -> tuple[Found, tuple]:
-    """This lane's key of a slot of the tile whose first key is `tile_key`, entry `number`; and the entries, with that
-    of the tile behind in its place."""
-    key = _listed_key(plan, lane, tile_key)
-    row = row_of(source, entries[number], key)
-    ahead = entry_of(source, viewers, key + geometry.tile_kv)
-    place = cache.iterator.toint() + Int64(cutlass.max(row, 0)) * VECTOR + lane.part * VECTOR_BYTES
-    found = Found(place, Int32(row >= 0))
-    return found, (*entries[:number], ahead, *entries[number + 1 :])
-
-
-@cute.jit
-def _find(
+def _find_in_box(
     geometry: cutlass.Constexpr[DecodeGeometry],
     plan: cutlass.Constexpr[SlotPlan],
     lane: Lane,
