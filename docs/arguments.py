@@ -22,7 +22,8 @@ nobody checks that. After these arguments every kernel takes a CUDA stream.
 
 A query or key may be given in two pieces, as a tuple. They are two tensors here: `key[1]` is the second, and `key` the
 first, or the whole where one tensor is given. So d_query and d_key are d_qk for a whole and 128 for a first piece;
-query_columns are 576 or 512. Cache and query of a decode may be tuples of three (SnapMLA's rows: latent pieces, rope
+query_columns are 576 or 512. Rows without a rope piece have a row_width and query_columns of 512, and their kernels get
+None for what belongs to it. Cache and query of a decode may be tuples of three (SnapMLA's rows: latent pieces, rope
 pieces, scales), with a row_width of 512 instead of 576; other kernels get None for what only such calls have. A cache
 of DeepSeek's rows has a row_width of 656 and a *cache_dtype* of e4m3 (or uint8, the same bits), while query and
 *rope_dtype* are bf16.

@@ -157,9 +157,9 @@ def make_problem(
     rope: int = ROPE,
     **fields: Any,
 ) -> Problem:
-    """Random inputs, or given `rows`, with so many `rope` columns, in permuted pages. Unused pages, what follows the last key in its page, and the
-    gaps between pages are NaN; unused page-table entries name no page. With a list q_len, requests have so many query
-    tokens in a pack, behind whose last there is one more, NaN."""
+    """Random inputs, or given `rows`, with so many `rope` columns, in permuted pages. Unused pages, what follows the
+    last key in its page, and the gaps between pages are NaN; unused page-table entries name no page. With a list q_len,
+    requests have so many query tokens in a pack, behind whose last there is one more, NaN."""
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device="cuda").mul_(magnitude).to(dtype)

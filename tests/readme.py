@@ -3,6 +3,7 @@ second."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -72,12 +73,16 @@ def short_table() -> str:
     def decodes(arch: Arch) -> list[Variant]:
         return [DecodeVariant(arch, dtype, out, lse=True) for dtype, out in DECODE_OUT_DTYPES.items()]
 
-    def scaled(arch: Arch) -> list[Variant]:
+    def of_rows(names: list[str], arch: Arch) -> list[Variant]:
         return [
             DecodeVariant(arch, dtype, DECODE_OUT_DTYPES[dtype], lse=True, row=ROWS[name])
-            for name in ROWS
+            for name in names
             for dtype in _decoded(name)
         ]
+
+    decoded = [name for name in ROWS if _decoded(name)]
+    scaled = [name for name in decoded if ROWS[name].scales]
+    latent = [name for name in decoded if not ROWS[name].has("rope")]
 
     def chosen(arch: Arch) -> list[Variant]:
         return [
@@ -98,7 +103,8 @@ def short_table() -> str:
     rows: list[tuple[str, str, Callable[[Arch], list[Variant]]]] = [
         ("`tsmla_prefill`", ", ".join(Arch.SM90A.facts.prefill), prefills),
         ("`tsmla_decode`", f"{', '.join(DECODE_OUT_DTYPES)} caches", decodes),
-        ("", f"{', '.join(name for name in ROWS if _decoded(name))} caches, rows with scales", scaled),
+        ("", f"{', '.join(scaled)} caches, rows with scales", functools.partial(of_rows, scaled)),
+        ("", f"{', '.join(latent)} caches, rows of 512 without rope", functools.partial(of_rows, latent)),
         ("", "lists of chosen keys (sparse attention)", chosen),
         ("`mla_kv_pack_quantize_fp8`", f"{', '.join(PACK_DTYPES)} to {', '.join(PACK_OUT_DTYPES)}", packs),
         ("`mla_write_cache`, `mla_read_cache`", f"{', '.join(CACHE_DTYPES)} rows", caches),

@@ -31,9 +31,8 @@ def some_slots(tokens: int, slots: int) -> torch.Tensor:
 def same_numbers(got: torch.Tensor, want: torch.Tensor) -> bool:
     """Equal bits, or both NaN, in as many columns as are wanted; the others are still NaN."""
     got, others = got[:, : want.shape[1]].contiguous(), got[:, want.shape[1] :]
-    return bool(others.isnan().all()) and bool(
-        ((got.view(torch.int16) == want.view(torch.int16)) | (got.isnan() & want.isnan())).all()
-    )
+    alike = (got.view(torch.int16) == want.view(torch.int16)) | (got.isnan() & want.isnan())
+    return bool(others.isnan().all() and alike.all())
 
 
 def read(cache: Cache, rows: torch.Tensor, **given) -> None:

@@ -10,7 +10,6 @@ import torch
 from chosen_reference import check_chosen, make_chosen
 from decode_reference import Sight, check, make_problem, merged, run, sharded
 from emulated_archs import KERNELS, SMS
-from tsmla.identity.arch import Arch
 from tsmla.identity.row_format import ROWS
 from tsmla.operators.checks import TORCH_DTYPE_OF
 from unwatched import unwatched

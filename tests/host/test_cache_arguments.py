@@ -7,12 +7,14 @@ CPU tensors pass for CUDA ones here, and a recorder stands where the compiled ke
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
 from tsmla import ArgumentError, UnsupportedError, mla_read_cache, mla_write_cache
 from tsmla.identity.arch import Arch
+from tsmla.identity.call import READ_CACHE, WRITE_CACHE
 from tsmla.identity.row_format import ROWS
 from tsmla.identity.support import CACHE_DTYPES
 from tsmla.identity.variant import Dtype, ReadCacheVariant, WriteCacheVariant
@@ -21,7 +23,10 @@ from tsmla.loading import resolve
 TOKENS, PAGES, PAGE = 5, 4, 24
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 OPERATORS = {"write": mla_write_cache, "read": mla_read_cache}
-CACHES = {"bf16": (576, BF16), "fp16": (576, torch.float16), "e4m3": (576, E4M3), "fp8_ds_mla": (656, torch.uint8)}
+CACHES = {
+    **{"bf16": (576, BF16), "fp16": (576, torch.float16), "e4m3": (576, E4M3), "fp8_ds_mla": (656, torch.uint8)},
+    **{"latent_bf16": (512, BF16), "latent_e4m3": (512, E4M3)},
+}
 
 
 def cache_of(format: str) -> dict[str, torch.Tensor]:
@@ -38,6 +43,8 @@ def cache_of(format: str) -> dict[str, torch.Tensor]:
 def call(verb: str, format: str = "fp8_ds_mla", dtype: torch.dtype = BF16) -> dict:
     """A right call."""
     rows = {"kv_c": torch.zeros(TOKENS, 512, dtype=dtype), "k_pe": torch.zeros(TOKENS, 64, dtype=dtype)}
+    if not ROWS[format].has("rope"):
+        rows["k_pe"] = None
     slots = {"slot_mapping" if verb == "write" else "indices": torch.arange(TOKENS)}
     return {**rows, **slots, **cache_of(format), "format": format}
 
@@ -333,3 +340,29 @@ def test_cpu_tensors_are_refused():
     for verb, operator in OPERATORS.items():
         with pytest.raises(ArgumentError, match=f"mla_{verb}_cache: kv_c is on cpu; it must be a CUDA tensor"):
             operator(**call(verb))
+
+
+@pytest.mark.parametrize("verb", OPERATORS)
+@pytest.mark.parametrize("format", ["latent_bf16", "latent_e4m3"])
+def test_rows_without_a_rope_piece(recorder, verb, format):
+    """k_pe is None, as is whatever else concerns it; other formats want it."""
+    given = call(verb, format)
+    OPERATORS[verb](**given)
+    table = {"write": WRITE_CACHE, "read": READ_CACHE}[verb]
+    names = dict(zip((x.name for x in table.arguments), recorder.launches[-1], strict=True))
+    absent = {x.name for x in table.given if x.piece}
+    assert "k_pe" in absent and {name for name in absent if names[name] is not None} == set()
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="k_pe is given; rows of latent .* 512 have no rope piece"):
+            OPERATORS[verb](**given | {"k_pe": torch.zeros(TOKENS, 64, dtype=BF16)})
+        with pytest.raises(ArgumentError, match="k_pe is a NoneType; it must be"):
+            OPERATORS[verb](**call(verb) | {"k_pe": None})
+        OPERATORS[verb](**given)
+    with pytest.raises(ArgumentError, match="scale is 2.0; it must be 1") if format == "latent_bf16" else nullcontext():
+        OPERATORS[verb](**given, scale=2.0)
+
+
+def test_a_rotation_of_rows_without_a_rope_piece(recorder):
+    table = {"positions": torch.zeros(TOKENS, dtype=torch.int64), "cos_sin_cache": torch.zeros(3, 64)}
+    with pytest.raises(ArgumentError, match="positions is given; rows of latent bf16 512 have no rope piece"):
+        mla_write_cache(**call("write", "latent_bf16"), **table, rope_interleaved=True)

@@ -17,7 +17,9 @@ from launches import SMS, processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError
 from tsmla.identity.arch import Arch
+from tsmla.identity.call import DECODE
 from tsmla.identity.plan import plan_decode
+from tsmla.identity.row_format import latent_row
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.loading import resolve
 from tsmla.operators import checks
@@ -301,3 +303,59 @@ def test_parameters_are_read_where_no_gradient_is_asked_for(recorder, mode):
     with mode():
         tsmla_decode(**{**given, "query": torch.nn.Parameter(given["query"])})
     assert len(recorder.launches) == 1
+
+
+@pytest.mark.parametrize("flags", [(False, False), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize(("dtype", "ours"), [(torch.bfloat16, Dtype.BF16), (torch.float8_e4m3fn, Dtype.E4M3)])
+def test_rows_without_a_rope_piece(recorder, dtype, ours, flags):
+    """qk_rope_head_dim tells them: query and cache have 512 columns, and the kernel gets None for the rope piece."""
+    given = latent_inputs(dtype)
+    tsmla_decode(**given, return_lse=flags[0], enable_pdl=flags[1])
+    tsmla_decode(**given | {"kv_cache": given["kv_cache"][:, None]}, return_lse=flags[0], enable_pdl=flags[1])
+    assert recorder.variants == [DecodeVariant(Arch.SM90A, ours, Dtype.BF16, flags[0], latent_row(ours))] * 2
+    for launch in recorder.launches:
+        names = dict(zip((x.name for x in DECODE.arguments), launch, strict=True))
+        assert names["q_pe"] is None and names["kv_cache"].shape == (PAGES, PAGE, 512)
+
+
+def latent_inputs(dtype: torch.dtype = torch.bfloat16, **changes) -> dict:
+    query, cache = bf16(BATCH, Q_LEN, HEADS, 512).to(dtype), bf16(PAGES, PAGE, 512).to(dtype)
+    return inputs(dtype, **{"query": query, "kv_cache": cache, "qk_rope_head_dim": 0, **changes})
+
+
+def test_pages_of_few_keys_and_chosen_keys_without_a_rope_piece_are_gathered(recorder):
+    tsmla_decode(**latent_inputs(kv_cache=bf16(PAGES, 4, 512)))
+    indices = torch.zeros(BATCH, Q_LEN, 7, dtype=torch.int32)
+    lists = dict.fromkeys(("block_tables", "seq_lens", "max_seq_len"))
+    tsmla_decode(**latent_inputs(indices=indices, **lists))
+    wanted = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, latent_row(Dtype.BF16), gathers=True)
+    assert recorder.variants == [wanted] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"query": bf16(BATCH, Q_LEN, HEADS, 576)}, r"query has shape \[3, 2, 4, 576\]; it must be .*512"),
+        ({"kv_cache": bf16(PAGES, PAGE, 576)}, r"kv_cache has shape .*576\]; it must be .*512"),
+        (
+            {"query": (bf16(BATCH, Q_LEN, HEADS, 512), bf16(BATCH, Q_LEN, HEADS, 64))},
+            r"query\[1\] is given; rows of latent bf16 512 have no rope piece",
+        ),
+        ({"qk_rope_head_dim": 64}, r"query has shape .*512\]; it must be .*576"),
+        (
+            {"query": bf16(BATCH, Q_LEN, HEADS, 576), "qk_rope_head_dim": 64},
+            r"kv_cache has shape .*512\]; it must be .*576",
+        ),
+    ],
+)
+def test_what_does_not_fit_rows_without_a_rope_piece(recorder, changes, text):
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=text):
+            tsmla_decode(**latent_inputs(**changes))
+        tsmla_decode(**latent_inputs())
+
+
+def test_rows_without_a_rope_piece_in_other_dtypes(recorder):
+    for dtype in (torch.float16, torch.float8_e5m2):
+        with pytest.raises(UnsupportedError, match="reads cache rows of .*, not of latent .* 512"):
+            tsmla_decode(**latent_inputs(dtype))

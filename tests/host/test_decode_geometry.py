@@ -87,13 +87,15 @@ def test_hopper_loads_each_column_of_a_row_once(variant):
     assert sum(geometry.strip_bytes) == sum(geometry.ready_bytes) == geometry.tile_kv * made
     assert geometry.q_bytes == geometry.tile_q * made
     assert geometry.scaled == variant.row.apart and geometry.shared_bytes <= SHARED_BYTES_PER_CTA
-    *latent, rope = zip(geometry.first_columns, geometry.strips, strict=True)
-    assert rope == (variant.row.first_column("rope"), variant.row.piece("rope").columns)
+    strips = list(zip(geometry.first_columns, geometry.strips, strict=True))
+    latent, behind = strips[: geometry.latent_strips], strips[geometry.latent_strips :]
+    rope = [(512, 64)] if variant.row.has("rope") else []
+    assert behind == rope
     columns = [column for first, size in latent for column in range(first, first + size)]
     assert columns == list(range(variant.row.value_columns))
     assert sorted(geometry.loaded_strips(0) + geometry.loaded_strips(1)) == list(range(len(latent)))
     copied = [box for strip in range(len(latent)) for box in geometry.copied_with(strip)]
-    assert sorted(copied) == list(range(len(latent) + 1 + 2 * geometry.converts)), "strips, rope, scales twice"
+    assert sorted(copied) == list(range(len(strips) + 2 * geometry.converts)), "strips, rope, scales twice"
     written = [place for mine in range(2) for place in geometry.places(mine)]
     assert sorted(written) == list(range(variant.row.value_columns // geometry.value_columns))
 
@@ -101,7 +103,7 @@ def test_hopper_loads_each_column_of_a_row_once(variant):
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_blackwell_cuts_a_row_in_chunks_and_a_tail(variant):
     uniform = _converts(variant) or len({piece.dtype for piece in variant.row.pieces}) == 1
-    tail = (64 if variant.dtype.bits == 8 else 0) if uniform else 128
+    tail = (64 if variant.dtype.bits == 8 and variant.row.has("rope") else 0) if uniform else 128
     for of in KINDS.values():
         geometry = of(variant)
         assert geometry.row_chunks * geometry.chunk + geometry.tail == variant.row.columns
@@ -119,7 +121,8 @@ ODD_ROWS = {
     "another latent size": (Piece("latent", Dtype.BF16, 480), Piece("rope", Dtype.BF16, 64)),
     "another rope size": (Piece("latent", Dtype.BF16, 512), Piece("rope", Dtype.BF16, 96)),
     "the rope first": (Piece("rope", Dtype.BF16, 64), Piece("latent", Dtype.BF16, 512)),
-    "no rope": (Piece("latent", Dtype.BF16, 512),),
+    "the rope alone": (Piece("rope", Dtype.BF16, 512),),
+    "a third piece": (*uniform_row(Dtype.BF16).pieces, Piece("x", Dtype.BF16, 64)),
     "two dtypes": (Piece("latent", Dtype.E4M3, 512), Piece("rope", Dtype.BF16, 64)),
 }
 
@@ -151,7 +154,7 @@ def test_no_further_tile_of_keys_would_fit(variant, kind):
 def test_sizes_over_budget_are_refused():
     geometry = DecodeGeometry.pair(VARIANTS[0])
     with pytest.raises(AssertionError, match="bytes of shared memory"):
-        dataclasses.replace(geometry, k_slots=9)
+        dataclasses.replace(geometry, k_slots=3 * geometry.k_slots_per_tile)
     with pytest.raises(AssertionError):
         dataclasses.replace(geometry, deal=dataclasses.replace(geometry.deal, row_tile=64))
     with pytest.raises(AssertionError):

@@ -214,8 +214,8 @@ def test_what_no_kernel_exists_for(recorder, monkeypatch):
     for _ in range(2):
         with pytest.raises(UnsupportedError, match="^tsmla_decode: kv_lora_rank and qk_rope_head_dim are 256 and 64; "):
             tsmla_decode(**inputs(kv_lora_rank=256))
-        with pytest.raises(UnsupportedError, match="^tsmla_decode: kv_lora_rank and qk_rope_head_dim are 512 and 0; "):
-            tsmla_decode(**inputs(qk_rope_head_dim=0))
+        with pytest.raises(UnsupportedError, match="^tsmla_decode: kv_lora_rank and qk_rope_head_dim are 512 and 32; "):
+            tsmla_decode(**inputs(qk_rope_head_dim=32))
         tsmla_decode(**inputs())
     other_facts.change(monkeypatch, Arch.SM90A, decode=(Dtype.FP16,))
     resolve.forget()

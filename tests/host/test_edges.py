@@ -100,7 +100,7 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         found = {"q": 64 * variant.d_qk * element, "k": keys * variant.d_qk * element, "v": v}
         return {**found, "values": v} if element == 1 else found
     if kernel in ("sm90/decode/row64", "sm90/decode/row64 pair"):
-        rope = 64 * (2 if variant.row.apart else element)
+        rope = _rope_bytes(variant)
         columns = [256, 256] if element == 1 else [128, 128, 128, 128]
         if not variant.row.apart and variant.row.scales is not None:
             made = [64 * 2 * (128 + 64 * (i == 3)) for i in range(4)]
@@ -120,15 +120,21 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         return {"kv": 64 * (640 if variant.row.apart else 656)}
     if kernel == "sm100/prefill":
         return {"q": 128 * variant.d_qk * element, "ring": 128 * 64 * element}
-    row = 512 * element + 64 * (2 if variant.row.apart else element)
+    row = 512 * element + _rope_bytes(variant)
     lands = variant.gathers and variant.row.scales is None
     if kernel == "sm100/decode pair":
-        k = 128 * row // (3 if element == 2 else 1)
+        cuts = {1: 1, 2: 3 if variant.row.has("rope") else 4}
+        k = 128 * row // cuts[element]
         v = 64 * 512 * element
         landed = {"landed_keys": k // 2, "landed_values": v // 2} if lands else {}
         return {"q": 128 * row, "k": k, "v": v, "p": 128 * 128 * element, **landed, **_scales(variant, 128)}
     landed = {"landed_keys": 64 * row} if lands else {}
     return {"q": 64 * row, "k": 64 * row // element, "p": 64 * 64 * element, **landed, **_scales(variant, 64)}
+
+
+def _rope_bytes(variant) -> int:
+    """Bytes of a row's rope piece as products read it, if it has one."""
+    return 64 * (2 if variant.row.apart else variant.dtype.bits // 8) if variant.row.has("rope") else 0
 
 
 def _scales(variant, keys: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tsmla.identity.arch import Arch
 from tsmla.identity.plan import DEALS, RECORD_BYTES, plan_decode
-from tsmla.identity.row_format import uniform_row
+from tsmla.identity.row_format import multiplied_row
 from tsmla.identity.support import LATENT_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype, PrefillVariant
 from tsmla.operators.checks import TORCH_DTYPE_OF
@@ -77,7 +77,7 @@ def test_partial_rows_by_variant(variant):
     kept = geometry.partial_rows
     lifted = Lifted.EVEN_AND_ODD if variant.dtype is Dtype.BF16 else Lifted.HALVES if geometry.scaled else None
     assert kept.lifted is lifted
-    assert kept.dtype.width == (16 if kept.lifted or variant.row == uniform_row(Dtype.E4M3) else 32)
+    assert kept.dtype.width == (16 if kept.lifted or variant.dtype is Dtype.E4M3 else 32)
     assert kept.row_bytes(LATENT_DIM) == LATENT_DIM * kept.dtype.width // 8 + (12 if lifted else 4)
     few = partial_rows_of(variant, FEW_ROWS)
     assert partial_rows_of(variant, FEW_ROWS + 1) == kept
@@ -123,9 +123,7 @@ def test_hopper_products(variant, monkeypatch):
         HopperPrefill(variant)._mmas()
     pieces = [variant.dtype]
     if isinstance(variant, DecodeVariant):
-        converted = variant.row.scales is not None and variant.row.scales.in_row
-        row = uniform_row(variant.dtype) if converted else variant.row
-        pieces = [piece.dtype for piece in row.pieces]
+        pieces = [piece.dtype for piece in multiplied_row(variant.row, variant.dtype).pieces]
     scores = [(numeric(dtype), numeric(dtype)) for dtype in pieces]
     assert made == [*scores, tuple(map(numeric, Probabilities.of(variant.dtype).operands))]
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from tsmla.identity.dtype import Dtype
-from tsmla.identity.row_format import ROWS, Piece, RowFormat, Scales, uniform_row
+from tsmla.identity.row_format import ROWS, Piece, RowFormat, Scales, multiplied_row, uniform_row
 from tsmla.identity.support import LATENT_DIM, ROPE_DIM
 
 LATENT, ROPE = Piece("latent", Dtype.E4M3, 512), Piece("rope", Dtype.BF16, 64)
@@ -46,6 +46,20 @@ def test_snapmlas_row_whose_scale_is_of_all_its_pieces() -> None:
     assert str(row) == "latent e4m3 512 (a float32 scale for every 512, apart, of the whole row), rope bf16 64"
 
 
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.E4M3])
+def test_rows_without_a_rope_piece(dtype: Dtype) -> None:
+    row = ROWS[f"latent_{dtype}"]
+    assert row == RowFormat((Piece("latent", dtype, 512),)) and (row.columns, row.value_columns) == (512, 512)
+    assert (row.text(dtype), row.has("latent"), row.has("rope")) == ("d512", True, False)
+    assert multiplied_row(row, dtype) == row
+
+
+def test_products_read_uniform_rows_where_scales_are_of_parts_of_a_row() -> None:
+    assert multiplied_row(ROWS["fp8_ds_mla"], Dtype.BF16) == uniform_row(Dtype.BF16)
+    for name in ("fp16", "e4m3", "snapmla"):
+        assert multiplied_row(ROWS[name], Dtype.E4M3) == ROWS[name]
+
+
 def test_rows_by_name() -> None:
     assert {name: row.bytes for name, row in ROWS.items()} == {
         "bf16": 1152,
@@ -53,6 +67,8 @@ def test_rows_by_name() -> None:
         "e4m3": 576,
         "fp8_ds_mla": 656,
         "snapmla": 640,
+        "latent_bf16": 1024,
+        "latent_e4m3": 512,
     }
     assert [name for name, row in ROWS.items() if row.apart] == ["snapmla"]
     assert len({row.text(Dtype.BF16) for row in ROWS.values()}) == len(ROWS)

@@ -7,7 +7,7 @@ import math
 import pytest
 import tensor_cores
 import torch
-from cache_rows import restored, stored
+from cache_rows import cut, restored, stored
 from tsmla.identity.row_format import ROWS
 from tsmla.problems import cache as cache_problems
 from tsmla.problems import chosen as chosen_problems
@@ -142,7 +142,7 @@ def test_rows_are_stored_and_read_as_formats_say(name):
     numbers = (torch.randn(9, 576) * torch.logspace(-3, 1, 9)[:, None]).bfloat16()
     kept = stored_as(row, numbers)
     format_dtype = torch.float16 if name == "fp16" else torch.bfloat16
-    wanted = stored(numbers[:, :512].to(format_dtype), numbers[:, 512:].to(format_dtype), name, power_of_two=True)
+    wanted = stored(*cut(numbers.to(format_dtype), name), name, power_of_two=True)
     for got, want in zip(kept if isinstance(kept, tuple) else (kept,), wanted.values(), strict=True):
         assert torch.equal(got.contiguous().view(torch.uint8).view(9, -1), want.view(9, -1))
     read = restored(wanted, name, format_dtype)

@@ -8,7 +8,7 @@ import other_facts
 import pytest
 from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from tsmla.identity.arch import Arch
-from tsmla.identity.row_format import RowFormat, Scales, uniform_row
+from tsmla.identity.row_format import RowFormat, Scales, latent_row, uniform_row
 from tsmla.identity.support import (
     NOPE_DIMS,
     PACK_MAX_DIM,
@@ -69,7 +69,11 @@ def test_pack_exists_for_every_architecture(arch: Arch) -> None:
             dataclasses.replace(DECODE, row=RowFormat(DECODE.row.pieces, Scales("latent", 128, in_row=True))),
             ("not of latent bf16 512 (a float32 scale for every 128, in the row), rope bf16 64",),
         ),
-        (dataclasses.replace(DECODE, row=RowFormat(DECODE.row.pieces[:1])), ("not of latent bf16 512",)),
+        (dataclasses.replace(DECODE, row=RowFormat(DECODE.row.pieces[1:])), ("not of rope bf16 64",)),
+        (
+            dataclasses.replace(DECODE, dtype=Dtype.FP16, out_dtype=Dtype.FP16, row=latent_row(Dtype.FP16)),
+            ("decode of fp16 for sm_90a reads cache rows of latent fp16 512, rope fp16 64, not of latent fp16 512",),
+        ),
         (dataclasses.replace(PACK, dtype=Dtype.E4M3), ("pack takes bf16, fp16", "not e4m3")),
         (dataclasses.replace(PACK, out_dtype=Dtype.BF16), ("pack writes e4m3, e5m2", "not bf16")),
         (dataclasses.replace(PACK, d_rope=PACK_VECTOR + 1), ("d_rope", f"multiple of {PACK_VECTOR}", "not 17")),

@@ -46,10 +46,10 @@ SCHEMAS = {
     "Tensor? scale_cache=None) -> ()",
     "pack": "tsmla::pack(Tensor k_nope, Tensor k_pe, Tensor v, Tensor(a!) k_out, Tensor(b!) v_out, "
     "ScalarType fp8_dtype, *, float k_scale_inv=1., float v_scale_inv=1., bool enable_pdl=False) -> ()",
-    "write_cache": "tsmla::write_cache(Tensor kv_c, Tensor k_pe, Tensor slot_mapping, Tensor(a!) cache, str format, *, "
-    "Tensor(b!)? rope_cache=None, Tensor(c!)? scale_cache=None, float scale=1., bool? power_of_two_scales=None, "
+    "write_cache": "tsmla::write_cache(Tensor kv_c, Tensor? k_pe, Tensor slot_mapping, Tensor(a!) cache, str format, "
+    "*, Tensor(b!)? rope_cache=None, Tensor(c!)? scale_cache=None, float scale=1., bool? power_of_two_scales=None, "
     "Tensor? positions=None, Tensor? cos_sin_cache=None, bool? rope_interleaved=None, bool enable_pdl=False) -> ()",
-    "read_cache": "tsmla::read_cache(Tensor cache, Tensor(a!) kv_c, Tensor(b!) k_pe, str format, *, "
+    "read_cache": "tsmla::read_cache(Tensor cache, Tensor(a!) kv_c, Tensor(b!)? k_pe, str format, *, "
     "Tensor? indices=None, Tensor? block_tables=None, Tensor? cum_seq_lens=None, Tensor? seq_starts=None, "
     "Tensor? rope_cache=None, Tensor? scale_cache=None, float scale=1., bool enable_pdl=False) -> ()",
     "quantize_q": "tsmla::quantize_q(Tensor query, Tensor(a!) nope_out, Tensor(b!) rope_out, Tensor(c!) scale_out, *, "

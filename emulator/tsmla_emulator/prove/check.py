@@ -17,7 +17,7 @@ import torch
 import tsmla
 from tsmla.identity.arch import SHIPPED_ARCHS, Arch
 from tsmla.identity.plan import FEW_ROWS_DEALS
-from tsmla.identity.row_format import ROWS, RowFormat, uniform_row
+from tsmla.identity.row_format import ROWS, RowFormat, multiplied_row, uniform_row
 from tsmla.identity.support import CACHE_DTYPES, LATENT_DIM, NOPE_DIMS, PREFILL_DIMS, ROPE_DIM, pack_dims
 from tsmla.identity.variant import (
     DecodeVariant,
@@ -262,8 +262,8 @@ def keys_given(variant: DecodeVariant, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def query_row(variant: DecodeVariant) -> RowFormat:
-    """Return the row format of a query: the cache's where rows lie apart, else the query's dtype."""
-    return variant.row if variant.row.apart else uniform_row(variant.dtype)
+    """Return the row format of a query."""
+    return multiplied_row(variant.row, variant.dtype)
 
 
 def decode_rows(arch: Arch, row: RowFormat | None = None) -> tuple[int, ...]:
@@ -357,7 +357,7 @@ def _decode(
         given_cache(variant, cache),
         torch.empty(size, dtype=torch.int8, device="cuda"),
         LATENT_DIM,
-        ROPE_DIM,
+        variant.row.columns - LATENT_DIM,
         tables.to("cuda"),
         lengths,
         max(key_counts),
@@ -502,7 +502,7 @@ def _chosen(variant: DecodeVariant, heads: int, lengths: tuple[int, ...]) -> tup
         given_cache(variant, keys.view(-1, page, width)),
         torch.empty(tsmla.decode_workspace_size(tokens, 1, heads, top_k), dtype=torch.int8, device="cuda"),
         LATENT_DIM,
-        ROPE_DIM,
+        variant.row.columns - LATENT_DIM,
         None,
         None,
         None,

@@ -388,7 +388,7 @@ def _call_decode(variant: Any, shape: Shape) -> None:
         cache,
         torch.empty(size, dtype=torch.int8, device="cuda"),
         LATENT_DIM,
-        ROPE_DIM,
+        variant.row.columns - LATENT_DIM,
         table,
         lengths,
         shape.keys,

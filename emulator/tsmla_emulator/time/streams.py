@@ -117,8 +117,9 @@ def _pack_bytes(variant: Any, tokens: int, rows: int) -> int:
 
 
 def _keys(variant: Any) -> Any:
-    """Make kv_c and k_pe."""
-    return _random(variant, ROWS_TRACED, variant.row.columns).split([p.columns for p in variant.row.pieces], -1)
+    """Make kv_c and k_pe; the latter is None where rows have no rope piece."""
+    pieces = _random(variant, ROWS_TRACED, variant.row.columns).split([p.columns for p in variant.row.pieces], -1)
+    return pieces if variant.row.has("rope") else (*pieces, None)
 
 
 def _cache_of(variant: Any) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from .rows import HALVES, LANES, ROPE_VECTOR, VECTOR, Row
 @dataclasses.dataclass(frozen=True)
 class Quantizer:
     """Makes rows of a format from elements of `dtype`. A lane has VECTOR columns of each half of the latent piece, and
-    ROPE_VECTOR of the rope piece, if there is one. scale_halves: halves of the latent piece that have scales of their own; 1 where they
-    share one. scale_lanes: lanes that share a scale."""
+    ROPE_VECTOR of the rope piece, if there is one. scale_halves: halves of the latent piece that have scales of their
+    own; 1 where they share one. scale_lanes: lanes that share a scale."""
 
     row: RowFormat
     dtype: type[Numeric]

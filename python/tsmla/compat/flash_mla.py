@@ -71,8 +71,9 @@ def flash_mla_with_kvcache(
     """MLA decode over a paged cache, dense or of chosen keys: `tsmla_decode` with FlashMLA's arguments and results.
 
     Args:
-        q: [batch, s_q, heads, 576], bf16, fp16, e4m3 or e5m2; copied where it is not contiguous.
-        k_cache: [pages, page_size, 1, 576] of q's dtype; page_size 16, 32, 64 or 128. With indices also rows of 656
+        q: [batch, s_q, heads, 576], bf16, fp16, e4m3 or e5m2, or [.., 512] without rope parts, bf16 or e4m3; copied
+            where it is not contiguous.
+        k_cache: [pages, page_size, 1, 576 or 512] as q; page_size 16, 32, 64 or 128. With indices also rows of 656
             bytes, e4m3 or uint8, for a bf16 q, and pages of any size.
         block_table: [batch, width] int32. Not read where indices are given.
         cache_seqlens: [batch] int32 or int64. Not read where indices are given.
@@ -174,13 +175,14 @@ def _scales(
     if is_fp8_kvcache is not None and checks.flag(_FACE, "is_fp8_kvcache", is_fp8_kvcache) != eight_bits:
         raise UnsupportedError(
             f"{_FACE}: is_fp8_kvcache is {bool(is_fp8_kvcache)} and k_cache is {k_cache.dtype}; an 8-bit cache is "
-            f"torch.float8_e4m3fn or torch.float8_e5m2, 576 elements a row, or with indices {_ROW_BYTES} bytes a row"
+            f"torch.float8_e4m3fn or torch.float8_e5m2, 576 or 512 elements a row, or with indices {_ROW_BYTES} bytes a "
+            "row"
         )
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else checks.number(_FACE, "softmax_scale", softmax_scale)
     if scaled or not eight_bits:
         has = f"has rows of {_ROW_BYTES} bytes with scales of their own" if scaled else f"is {k_cache.dtype}"
         translate.refused(
-            _FACE, f"it belongs to 8-bit caches of 576 elements a row, and k_cache {has}",
+            _FACE, f"it belongs to 8-bit caches of 576 or 512 elements a row, and k_cache {has}",
             descale_q=descale_q, descale_k=descale_k,
         )  # fmt: skip
     of_query = 1.0 if descale_q is None else translate.number(_FACE, "descale_q", descale_q)

@@ -199,6 +199,12 @@ def latent_row(dtype: Dtype) -> RowFormat:
     return RowFormat(uniform_row(dtype).pieces[:1])
 
 
+def multiplied_row(row: RowFormat, dtype: Dtype) -> RowFormat:
+    """The row that products read where the cache has `row`s, and the row of a query, whose latent piece is of `dtype`.
+    Scales in a row are of parts of it, which products cannot take out of their sums: such rows become uniform ones."""
+    return uniform_row(dtype) if row.scales and row.scales.in_row else row
+
+
 _E4M3_AND_BF16 = (Piece("latent", Dtype.E4M3, 512), Piece("rope", Dtype.BF16, 64))
 ROWS = {
     "bf16": uniform_row(Dtype.BF16),

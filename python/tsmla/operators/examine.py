@@ -62,9 +62,9 @@ class Examination:
             given = self.tensors[argument.given]
             if not argument.is_of(variant):
                 if given is not None:
+                    name, row = self._name(argument), getattr(variant, "row", None)
                     raise ArgumentError(
-                        f"{self.operator.name}: {self._name(argument)} is given; rows of {variant.row} have no "
-                        f"{argument.piece} piece"
+                        f"{self.operator.name}: {name} is given; rows of {row} have no {argument.piece} piece"
                     )
             elif given is not None or argument.left_out is LeftOut.REFUSED:
                 self._check_place(argument)

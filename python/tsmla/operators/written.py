@@ -51,7 +51,8 @@ class Served:
 
     kernel: takes what `arguments` stands for. no_NAME: what it gets for a tensor that is left out (None for one of a
     piece that the rows do not have). convert_NAME: makes a tensor the kernel's, whose integers have another size, or
-    which has a dimension of 1 too many; None where it is the kernel's already. number_NAME: a number that is no option's own value. Others are an operator's own.
+    which has a dimension of 1 too many; None where it is the kernel's already. number_NAME: a number that is no
+    option's own value. Others are an operator's own.
     """
 
     def __init__(self, kernel: Callable[..., None], **more: Any):

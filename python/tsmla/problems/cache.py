@@ -24,6 +24,8 @@ _KEPT = max(len(cases_of(family, full=True)) for family in ("write_cache", "read
 """How many inputs are kept for other variants: fewer than there are cases would be dropped before they are asked
 for."""
 _E4M3 = torch.float8_e4m3fn
+_ROWS = "kv_c", "k_pe"
+"""Tensors of rows outside of the cache, one for each piece."""
 _Tensors = dict[str, torch.Tensor]
 
 
@@ -34,8 +36,10 @@ def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: 
     scale, slots = _scale(case, row), _slots(case)
     if isinstance(variant, WriteCacheVariant):
         cache: dict[str, Any] = _cache(case, row, memory)
+        kv_c, k_pe = keys(case, dtype)
         mla_write_cache(
-            *keys(case, dtype),
+            kv_c,
+            k_pe if row.has("rope") else None,
             slots,
             **cache,
             format=format,
@@ -45,11 +49,12 @@ def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: 
         )
         return _pieces(cache, row)
     rows = {
-        name: memory.allocate((case.tokens, width), dtype, gap=_GAP if case.strided else 0)
-        for name, width in (("kv_c", 512), ("k_pe", 64))
+        name: memory.allocate((case.tokens, piece.columns), dtype, gap=_GAP if case.strided else 0)
+        for name, piece in zip(_ROWS, row.pieces, strict=False)
     }
     places = _tables(case) if case.tables else {"indices": slots}
-    mla_read_cache(**_filled(case, variant), **rows, **places, format=format, scale=scale, enable_pdl=pdl)
+    given: dict[str, Any] = {"k_pe": None, **_filled(case, variant), **rows, **places}
+    mla_read_cache(**given, format=format, scale=scale, enable_pdl=pdl)
     return rows
 
 
@@ -157,7 +162,7 @@ def _pieces(cache: _Tensors, row: RowFormat) -> _Tensors:
 def stored(case: CacheCase | QueryCase, row: RowFormat, dtype: torch.dtype) -> _Tensors:
     """Return what each token's row holds, by the formulas of `mla_write_cache`."""
     kv_c, k_pe = keys(case, dtype)
-    latent, rope = (TORCH_DTYPE_OF[piece.dtype] for piece in row.pieces)
+    dtypes = [TORCH_DTYPE_OF[piece.dtype] for piece in row.pieces]
 
     def rounded(quotients: torch.Tensor, to: torch.dtype) -> torch.Tensor:
         return (quotients.clamp(-LARGEST_E4M3, LARGEST_E4M3) if to is _E4M3 else quotients).to(to)
@@ -165,7 +170,9 @@ def stored(case: CacheCase | QueryCase, row: RowFormat, dtype: torch.dtype) -> _
     if row.scales is None:
         assert isinstance(case, CacheCase)
         scale = torch.tensor(_scale(case, row), device="cuda")
-        return {"latent": rounded(kv_c.float() / scale, latent), "rope": rounded(k_pe.float() / scale, rope)}
+        both = zip(row.pieces, (kv_c, k_pe), dtypes, strict=False)
+        return {piece.name: rounded(numbers.float() / scale, to) for piece, numbers, to in both}
+    latent, rope = dtypes
     blocks = kv_c.float().unflatten(1, (row.scales_per_row, -1))
     amax = blocks.abs().nan_to_num(0.0, math.inf).amax(-1)
     limit = torch.tensor(LARGEST_E4M3, device="cuda")
@@ -210,6 +217,8 @@ def _expected(case: CacheCase, variant: WriteCacheVariant | ReadCacheVariant) ->
     }
     scales = pieces.pop("scales", torch.full((case.tokens, 1), _scale(case, row), device="cuda"))
     latent = pieces["latent"].float().unflatten(1, (scales.shape[1], -1)) * scales[..., None]
-    rope = pieces["rope"].float() * (scales if row.scales is None or row.scales.whole_row else 1.0)
-    rows = {"kv_c": latent.flatten(1).to(dtype), "k_pe": rope.to(dtype)}
+    rows = {"kv_c": latent.flatten(1).to(dtype)}
+    if row.has("rope"):
+        rope = pieces["rope"].float() * (scales if row.scales is None or row.scales.whole_row else 1.0)
+        rows["k_pe"] = rope.to(dtype)
     return {name: torch.where((places < 0)[:, None], 0.0, values) for name, values in rows.items()}

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..identity.row_format import RowFormat, uniform_row
-from ..identity.support import LATENT_DIM, ROPE_DIM
+from ..identity.row_format import RowFormat, multiplied_row
+from ..identity.support import LATENT_DIM
 from ..identity.variant import DecodeVariant, Dtype
 from ..operators.checks import TORCH_DTYPE_OF
 from ..operators.decode import tsmla_decode
@@ -30,7 +30,7 @@ _OUTSIDE = -1, -(2**31), 2**31 - 1
 class _Problem(NamedTuple):
     """The inputs of a case, and what they stand for.
 
-    query: [tokens, heads, 576], and `given`, the query as the operator takes it.
+    query: [tokens, heads, 576 or 512], and `given`, the query as the operator takes it.
     rows: the keys that each token's list names, in the list's order, as often as they stand there.
     cache: as the operator takes it; rows that no list names are NaN.
     lengths: of the lists, as the operator takes them; None: lists count whole.
@@ -55,10 +55,10 @@ def run(variant: DecodeVariant, case: ChosenCase, memory: Memory, pdl: bool) -> 
         "lse": memory.allocate((*outer, case.heads), torch.float32),
     }
     tsmla_decode(
-        given.given, given.cache, workspace, LATENT_DIM, ROPE_DIM, None, None, None, SCALE, case.output_scale,
-        enable_pdl=pdl, out=results["out"], lse=results["lse"], sinks=sinks_of(case.heads) if case.sinks else None,
-        lse_includes_sink=case.lse_includes_sink, batch_invariant=case.batch_invariant,
-        indices=given.indices, topk_length=given.lengths,
+        given.given, given.cache, workspace, LATENT_DIM, variant.row.columns - LATENT_DIM, None, None, None, SCALE,
+        case.output_scale, enable_pdl=pdl, out=results["out"], lse=results["lse"],
+        sinks=sinks_of(case.heads) if case.sinks else None, lse_includes_sink=case.lse_includes_sink,
+        batch_invariant=case.batch_invariant, indices=given.indices, topk_length=given.lengths,
     )  # fmt: skip
     return results
 
@@ -76,7 +76,7 @@ def check(variant: DecodeVariant, case: ChosenCase, results: dict[str, torch.Ten
 @functools.lru_cache(_KEPT)
 def _problem(case: ChosenCase, dtype: Dtype, row: RowFormat) -> _Problem:
     """Make the inputs of a case. row: of the cache."""
-    torch_dtype = torch.bfloat16 if row.scales else TORCH_DTYPE_OF[dtype]
+    torch_dtype, width = torch.bfloat16 if row.scales else TORCH_DTYPE_OF[dtype], row.columns
 
     def random(row: RowFormat, *shape: int) -> torch.Tensor:
         return numbers_in(row, stored_as(row, torch.randn(shape, device="cuda") * case.magnitude))
@@ -91,16 +91,16 @@ def _problem(case: ChosenCase, dtype: Dtype, row: RowFormat) -> _Problem:
     named = [own[: max(0, int(count))] for own, count in zip(indices, lengths, strict=True)]
     named = [own[(own >= 0) & (own < slots)] for own in named]
     # Pages lie a row apart, as slices of a larger cache would; that row is never a key's.
-    cache = surrounded((case.pages, case.page + 1, ROW), torch_dtype)[:, : case.page]
+    cache = surrounded((case.pages, case.page + 1, width), torch_dtype)[:, : case.page]
     used = torch.cat(named).unique()
     cache[used // case.page, used % case.page] = random(row, len(used), ROW)
-    query = surrounded((case.tokens, case.heads, ROW), torch_dtype)
-    query[:] = random(uniform_row(dtype), case.tokens, case.heads, ROW)
+    query = surrounded((case.tokens, case.heads, width), torch_dtype)
+    query[:] = random(multiplied_row(row, dtype), case.tokens, case.heads, ROW)
     outer = (case.tokens,) if case.packed else (case.batch, case.q_len)
-    joined = query.view(*outer, case.heads, ROW)
+    joined = query.view(*outer, case.heads, width)
     return _Problem(
         query,
-        query_in_pieces(joined) if case.pieces else joined,
+        query_in_pieces(joined) if case.pieces and row.has("rope") else joined,
         [cache[own // case.page, own % case.page] for own in named],
         as_given(row, cache),
         indices.to(torch.int32).view(*outer, case.top_k).to("cuda"),

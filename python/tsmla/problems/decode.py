@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..identity.row_format import RowFormat, uniform_row
+from ..identity.row_format import RowFormat, multiplied_row
 from ..identity.support import LATENT_DIM, ROPE_DIM
 from ..identity.variant import DecodeVariant, Dtype
 from ..operators.checks import TORCH_DTYPE_OF
@@ -37,7 +37,7 @@ asked for."""
 class _Problem(NamedTuple):
     """The inputs of a case, and what they stand for.
 
-    query: [tokens, heads, 576] of all requests, and a pack's rows behind them.
+    query: [tokens, heads, 576 or 512] of all requests, and a pack's rows behind them.
     given: the query as the operator takes it.
     rows: each request's keys of this rank, in order.
     cache: the keys in pages, as the operator takes them.
@@ -77,7 +77,7 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory, pdl: bool) -> 
         given.cache,
         workspace,
         LATENT_DIM,
-        ROPE_DIM,
+        variant.row.columns - LATENT_DIM,
         given.tables,
         given.lengths,
         longest,
@@ -126,9 +126,9 @@ def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Ten
 
 @functools.lru_cache(_KEPT)
 def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
-    """Make the inputs of a case. row: of the cache, and of the query where rows lie apart."""
+    """Make the inputs of a case. row: of the cache."""
     torch_dtype = torch.bfloat16 if row.scales else TORCH_DTYPE_OF[dtype]
-    query_row = row if row.apart else uniform_row(dtype)
+    query_row, width = multiplied_row(row, dtype), row.columns
 
     def random(row: RowFormat, *shape: int) -> torch.Tensor:
         return numbers_in(row, stored_as(row, torch.randn(shape, device="cuda") * case.magnitude))
@@ -137,17 +137,17 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
     counts = [own.shape[0] for own in rows]
     tables, pages = page_tables(counts, case.page, spare_pages=_SPARE_PAGES, spare_columns=_SPARE_COLUMNS)
     # Pages lie a row apart, as slices of a larger cache would; that row is never a key's.
-    cache = surrounded((pages, case.page + 1, ROW), torch_dtype)[:, : case.page]
+    cache = surrounded((pages, case.page + 1, width), torch_dtype)[:, : case.page]
     put_keys(cache, tables, rows)
     tokens = sum(case.own_q_lens)
-    query = surrounded((tokens + (_SLACK if case.q_lens else 0), case.heads, ROW), torch_dtype)
+    query = surrounded((tokens + (_SLACK if case.q_lens else 0), case.heads, width), torch_dtype)
     query[:tokens] = random(query_row, tokens, case.heads, ROW)
-    joined = query if case.q_lens else query.view(len(rows), case.q_len, case.heads, ROW)
+    joined = query if case.q_lens else query.view(len(rows), case.q_len, case.heads, width)
     given: torch.Tensor | tuple[torch.Tensor, ...] = joined
     if query_row.apart:
         latent, rope, scales = stored_as(query_row, joined)
         given = (_heads_first(latent) if case.pieces else latent, rope, scales)
-    elif case.pieces:
+    elif case.pieces and row.has("rope"):
         given = query_in_pieces(joined)
     visible = None
     if case.visible:

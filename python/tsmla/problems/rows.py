@@ -13,14 +13,15 @@ Stored = torch.Tensor | Apart
 
 
 def stored_as(row: RowFormat, numbers: torch.Tensor) -> Stored:
-    """Return rows [.., 576] of numbers as a cache of `row`s holds them, with powers of two for scales."""
+    """Return rows [.., 576] of numbers as a cache of `row`s holds them, with powers of two for scales. Numbers behind
+    those that a row has are left out."""
     if row.scales is None:
-        return numbers.to(TORCH_DTYPE_OF[row.dtype])
+        return numbers[..., : row.columns].to(TORCH_DTYPE_OF[row.dtype])
     return stored(numbers) if row.apart else _whole(row, numbers)
 
 
 def numbers_in(row: RowFormat, rows: Stored) -> torch.Tensor:
-    """Return the numbers [.., 576] that stored rows stand for. Where rows have scales, bf16 holds them exactly."""
+    """Return the numbers [.., columns] that stored rows stand for. Where rows have scales, bf16 holds them exactly."""
     if isinstance(rows, tuple):
         return numbers_of(rows)
     if row.scales is None:

@@ -23,7 +23,7 @@ from tsmla.identity.row_format import SCALE_BYTES
 
 from ...parts.alignment import aligned
 from ...parts.decode_work import Segment
-from ...parts.keys.listed import VECTOR, ListedKeys, entry_of, row_of
+from ...parts.keys.listed import VECTOR, ListedKeys, entry_of, place_of, slot_of
 from ...parts.keys.paged import GROUP
 from ...parts.keys.source import (
     BOX_KEYS,
@@ -234,9 +234,10 @@ def _find(
     number = [each for each in plans if each.own_box].index(plan)
     key = _listed_key(plan, lane, sought.first_key + tile * geometry.tile_kv)
     ahead = entry_of(sought.listed, sought.viewers, key + geometry.tile_kv)
-    row = row_of(sought.listed, lookup[number], key)
-    place = cache.iterator.toint() + Int64(cutlass.max(row, 0)) * VECTOR + lane.part * VECTOR_BYTES
-    return Found(place, Int32(row >= 0)), (*lookup[:number], ahead, *lookup[number + 1 :])
+    rows, slot = sought.listed.rows, slot_of(sought.listed, lookup[number], key)
+    vectors = cutlass.max(place_of(sought.listed, rows, slot), 0)
+    place = rows.start + Int64(vectors) * VECTOR + lane.part * VECTOR_BYTES
+    return Found(place, Int32(slot >= 0)), (*lookup[:number], ahead, *lookup[number + 1 :])
 
 
 def _listed_key(plan: SlotPlan, lane: Lane, tile_key: Int32) -> Int32:

@@ -12,7 +12,7 @@ import dataclasses
 from tsmla.identity.arch import Deal
 from tsmla.identity.dtype import Dtype
 from tsmla.identity.plan import DEALS, FEW_ROWS_DEALS, FEW_WIDE_ROWS_DEALS, wide_rows
-from tsmla.identity.row_format import RowFormat, uniform_row
+from tsmla.identity.row_format import RowFormat, multiplied_row
 from tsmla.identity.variant import DecodeVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
@@ -54,8 +54,8 @@ class DecodeGeometry:
     an 8-bit row, nothing in a 16-bit one or without a rope piece, the rope piece where it has another dtype.
 
     K slots of a pair hold the 64 of a tile's keys that this CTA brings; a third of the dims at a time in 16-bit rows (a
-    quarter without a rope piece), so that the next tile's first third can follow. Solo, they hold whole rows of a tile of 64 keys: all of the tile in
-    8 bits, half in 16, whose place is free while the other half is still multiplied.
+    quarter without a rope piece), so that the next tile's first third can follow. Solo, they hold whole rows of a tile
+    of 64 keys: all of the tile in 8 bits, half in 16, whose place is free while the other half is still multiplied.
 
     `row` is what products read, and `stored` what the cache has: DeepSeek's rows become bf16 on their way to shared
     memory (`convert.py`), for all others both are equal. gathers: keys are gathered one by one (`gather.py`)."""
@@ -78,7 +78,7 @@ class DecodeGeometry:
     def pair(cls, variant: DecodeVariant, deal: Deal | None = None) -> DecodeGeometry:
         """Sizes of a CTA of a pair, with the deal of requests of more than 64 rows unless another is given. A third
         slot of 8-bit keys with a 16-bit rope piece does not fit."""
-        row = _multiplied_row(variant)
+        row = multiplied_row(variant.row, variant.dtype)
         k_slots, per_tile = 3 if _is_uniform(row) else 2, 1
         if _element_bytes(row) == 2:
             k_slots = per_tile = 3 if row.has("rope") else 4
@@ -89,7 +89,7 @@ class DecodeGeometry:
     def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
         """Sizes of a single CTA. Five tiles of 8-bit keys without a 16-bit rope piece fit, so that a load need not wait
         for a tile whose output is rescaled."""
-        row = _multiplied_row(variant)
+        row = multiplied_row(variant.row, variant.dtype)
         size = _element_bytes(row)
         k_slots = 5 if size == 1 and _is_uniform(row) else 4
         deal = FEW_ROWS_DEALS[variant.arch]
@@ -319,13 +319,6 @@ class DecodeGeometry:
     def s_column(self) -> int:
         """First column of the scores."""
         return self.o_columns
-
-
-def _multiplied_row(variant: DecodeVariant) -> RowFormat:
-    """The row that products read. Scales in the row are of parts of it, which products cannot take out of their sums:
-    such rows are converted."""
-    row = variant.row
-    return row if row.scales is None or row.apart else uniform_row(variant.dtype)
 
 
 def _element_bytes(row: RowFormat) -> int:

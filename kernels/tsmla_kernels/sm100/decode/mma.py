@@ -8,6 +8,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
+
 from ...parts.blackwell import tmem, umma
 from ...parts.decode_work import Segment
 from ...parts.precision import Probabilities

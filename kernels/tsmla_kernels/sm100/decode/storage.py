@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
+
 from ...parts.keys import paged
 from ...parts.keys.source import BOX_KEYS
 from ...parts.pipeline import Barriers, ClusterEdge, Edge, LaneCopiesEdge

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tsmla.identity.arch import Arch
-from tsmla.identity.row_format import SCALE_BYTES, RowFormat, uniform_row
+from tsmla.identity.row_format import SCALE_BYTES, RowFormat, multiplied_row
 from tsmla.identity.variant import DecodeVariant, Dtype
 
 from ....limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
@@ -43,8 +43,8 @@ class DecodeGeometry:
     """Sizes of the sm_90a decode: a CTA holds 64 query rows, output columns split over two warpgroups.
 
     A cache row is loaded in *strips*: the latent piece in equal ones, and the rope piece, if there is one, which comes
-    with the last of these. Scores start with the first strip that is there. In 16-bit caches, a strip is free again as soon as the
-    warpgroup that holds its output has multiplied it.
+    with the last of these. Scores start with the first strip that is there. In 16-bit caches, a strip is free again as
+    soon as the warpgroup that holds its output has multiplied it.
 
     In 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
     them with keys contiguous. A strip is free again as soon as it has been transposed and scored.
@@ -76,9 +76,7 @@ class DecodeGeometry:
     @classmethod
     def of(cls, variant: DecodeVariant, ctas: int = 1) -> DecodeGeometry:
         assert variant.arch is Arch.SM90A, variant
-        row = variant.row
-        if row.scales and row.scales.in_row:
-            row = uniform_row(variant.dtype)
+        row = multiplied_row(variant.row, variant.dtype)
         stages, value_stages = {16: (2, 2), 8: (3, 2)}[row.piece("latent").dtype.bits]
         scale_stages = 0
         if row.apart:

@@ -131,12 +131,12 @@ class Row64Kernel:
         k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
         v_major = k_major if geometry.transposes else mn_major
         one = (1, 1, 1)
-        qk, rope = (
+        qk, *rope = (
             hopper.make_trivial_tiled_mma(dtype, dtype, k_major, k_major, Float32, one, (64, geometry.tile_kv))
-            for dtype in (numeric(geometry.strip_dtypes[strip]) for strip in (0, -1))
+            for dtype in (numeric(geometry.strip_dtypes[strip]) for strip in (0, *geometry.behind_latent))
         )
         operands = map(numeric, self.probabilities.operands)
         pv = hopper.make_trivial_tiled_mma(
             *operands, k_major, v_major, Float32, one, (64, geometry.value_columns), warpgroup.OperandSource.RMEM
         )
-        return Products(qk, rope if geometry.scaled else None, pv)
+        return Products(qk, rope[0] if geometry.scaled else None, pv)

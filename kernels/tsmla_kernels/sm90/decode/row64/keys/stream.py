@@ -32,8 +32,8 @@ class Copies(NamedTuple):
 
 class Keys(NamedTuple):
     """A call's keys as a kernel is told of them: tensor maps of latent pieces, of rope pieces, if there are any, and of
-    scales that lie in rows, if any do (none at all where rows are gathered); where the keys lie; scales that lie apart; and the cache
-    itself, where warps read it."""
+    scales that lie in rows, if any do (none at all where rows are gathered); where the keys lie; scales that lie apart;
+    and the cache itself, where warps read it."""
 
     latent: Copies | None
     rope: Copies | None
