@@ -16,7 +16,10 @@ from .guarded import Guarded
 from .places import Place
 from .reference_cache import E4M3, numbers, rotated, stored
 
-_WIDTHS = {"bf16": 1152, "fp16": 1152, "e4m3": 576, "fp8_ds_mla": 656, "snapmla": 512}
+_WIDTHS = {
+    **{"bf16": 1152, "fp16": 1152, "e4m3": 576, "fp8_ds_mla": 656, "snapmla": 512},
+    **{"latent_bf16": 1024, "latent_e4m3": 512},
+}
 _APART = {"rope_cache": (128, torch.bfloat16), "scale_cache": (4, torch.float32)}
 
 
@@ -43,6 +46,16 @@ def check(case: CacheCase, place: Place) -> None:
             _judge_row(case, turned[token], {name: x[slot] for name, x in held.items()}, f"token {token}, slot {slot}")
         if case.family == "read_cache":
             _check_read(case, place, tensors, held)
+
+
+def _is_latent(case: CacheCase) -> bool:
+    """Whether rows of the cache have no rope part."""
+    return case.format.startswith("latent_")
+
+
+def _columns(case: CacheCase) -> int:
+    """Elements of a row that is read."""
+    return 512 if _is_latent(case) else 576
 
 
 def drawn(case: CacheCase) -> torch.Tensor:
@@ -83,7 +96,7 @@ def _write(case: CacheCase, keys: torch.Tensor, tensors: dict[str, Any]) -> tupl
     memory = {"kv_c and k_pe": rows, "slot_mapping": _integers(case, torch.tensor(case.slots))}
     given = {
         "kv_c": rows.tensor[:, :512],
-        "k_pe": rows.tensor[:, 512:],
+        "k_pe": None if _is_latent(case) else rows.tensor[:, 512:],
         "slot_mapping": memory["slot_mapping"].tensor,
         **tensors,
         "format": case.format,
@@ -134,7 +147,7 @@ def _turned(case: CacheCase, keys: torch.Tensor) -> torch.Tensor:
 
 def _cache(case: CacheCase) -> tuple[dict[str, Guarded], dict[str, torch.Tensor]]:
     """The cache's memory, in bytes, and its tensors."""
-    first = TORCH_DTYPE_OF[Dtype(case.format)] if case.format in ("bf16", "fp16") else E4M3
+    first = TORCH_DTYPE_OF[Dtype(case.format.removeprefix("latent_"))] if case.format.endswith("16") else E4M3
     if first is E4M3 and case.as_bytes:
         first = torch.uint8
     parts = {"cache": (_WIDTHS[case.format], first), **(_APART if case.format == "snapmla" else {})}
@@ -151,9 +164,10 @@ def _cache(case: CacheCase) -> tuple[dict[str, Guarded], dict[str, torch.Tensor]
 def _judge_row(case: CacheCase, key: torch.Tensor, held: dict[str, torch.Tensor], where: str) -> None:
     """One row, as its bytes lie in each tensor of the cache."""
     cache = held["cache"]
-    if case.format in ("bf16", "fp16"):
+    if case.format.endswith("16"):
         assert _same(cache.view(key.dtype)[:512], key[:512], nan_as_given=True), f"{where}: not the latent bits given"
-        assert _same(cache.view(key.dtype)[512:], key[512:], not case.turn), f"{where}: rope part"
+        rope = cache.view(key.dtype)[512:]
+        assert _is_latent(case) or _same(rope, key[512:], not case.turn), f"{where}: rope part"
         return
     if case.format == "snapmla":
         rope, scales = held["rope_cache"].view(torch.bfloat16), held["scale_cache"].view(torch.float32)
@@ -205,10 +219,10 @@ def _read(case: CacheCase, tensors: dict[str, Any]) -> tuple[dict[str, Guarded],
         memory = {"indices": _integers(case, torch.tensor(case.slots))}
         places = [slot if 0 <= slot < count else -1 for slot in case.slots]
     told = {name: guarded.tensor for name, guarded in memory.items()}
-    out = Guarded((len(places), 576), TORCH_DTYPE_OF[Dtype(case.dtype)], (592, 1))
+    out = Guarded((len(places), _columns(case)), TORCH_DTYPE_OF[Dtype(case.dtype)], (592, 1))
     given = {
         "kv_c": out.tensor[:, :512],
-        "k_pe": out.tensor[:, 512:],
+        "k_pe": None if _is_latent(case) else out.tensor[:, 512:],
         **tensors,
         **told,
         "format": case.format,
@@ -224,14 +238,15 @@ def _check_read(case: CacheCase, place: Place, tensors: dict[str, Any], held: di
         memory, given, places = _read(case, tensors)
     case.manner.call(place, tsmla.mla_read_cache, memory, given)
     out = memory["read"]
-    assert not out.changed(torch.ones(len(places), 576, dtype=torch.bool)), "bytes around what is read changed"
+    may_change = torch.ones(len(places), _columns(case), dtype=torch.bool)
+    assert not out.changed(may_change), "bytes around what is read changed"
     got = out.tensor.cpu()
     for row, place in enumerate(places):
-        right = torch.zeros(576, dtype=dtype)
+        right = torch.zeros(_columns(case), dtype=dtype)
         if place >= 0:
             right = numbers(case.format, {name: x[place] for name, x in held.items()}, case.scale).float().to(dtype)
         alike = (got[row].view(torch.int16) == right.view(torch.int16)) | (got[row].isnan() & right.isnan())
-        assert alike.all(), f"row {row}, slot {place}: {int((~alike).sum())} of 576 elements are wrong"
+        assert alike.all(), f"row {row}, slot {place}: {int((~alike).sum())} of {len(alike)} elements are wrong"
 
 
 def _tables(case: CacheCase) -> tuple[dict[str, Guarded], list[int]]:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from tsmla.identity.arch import Arch
-from tsmla.identity.support import DECODE_OUT_DTYPES
+from tsmla.identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.operators.checks import TORCH_DTYPE_OF
 
-from .decode_case import QUERIES, VALUES, WIDTH
+from .decode_case import QUERIES, VALUES, WIDTH, rope_of, row_without_scales
 from .drawing import INT32, SIZES, heads_sinks, scales, schedules
 from .manner import Manner, manners
 from .places import Schedule
@@ -41,6 +41,7 @@ class ChosenCase(Plain):
     heads: int = 1
     pages: int = 3
     page: int = 64
+    rope: int = ROPE_DIM
     top_k: int = 1
     outside: int = 0
     front: int = 0
@@ -79,6 +80,11 @@ class ChosenCase(Plain):
         return math.prod(self.shape)
 
     @property
+    def columns(self) -> int:
+        """Of a row of the query."""
+        return LATENT_DIM + self.rope
+
+    @property
     def slots(self) -> int:
         return self.pages * self.page
 
@@ -100,7 +106,8 @@ class ChosenCase(Plain):
     def variant(self, arch: str) -> DecodeVariant:
         """The kernel that serves the call on this architecture, if there is one."""
         dtype = Dtype(self.dtype)
-        return DecodeVariant(Arch(arch), dtype, DECODE_OUT_DTYPES[dtype], lse=True, gathers=True)
+        row = row_without_scales(dtype, self.rope)
+        return DecodeVariant(Arch(arch), dtype, DECODE_OUT_DTYPES[dtype], lse=True, row=row, gathers=True)
 
 
 @st.composite
@@ -133,6 +140,7 @@ def chosen_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Cho
         heads=heads,
         pages=pages,
         page=page,
+        rope=rope_of(variant.row),
         top_k=top_k,
         outside=draw(st.sampled_from((0, 0, 1, 5, 15, 16))),
         front=draw(st.sampled_from((0, 0, 0, 1, 64, 130))),

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 import tsmla
-from tsmla.identity.support import LATENT_DIM, ROPE_DIM
+from tsmla.identity.support import LATENT_DIM
 
 from .chosen_case import LSES, ChosenCase
-from .decode_case import QUERIES, WIDTH
+from .decode_case import QUERIES, SCORED
 from .decode_property import ordered
 from .drawing import INT32
 from .guarded import Guarded, contiguous
@@ -20,8 +20,8 @@ from .reference_attention import Rows, attend, judge, judge_extreme, precision, 
 
 
 class Inputs(NamedTuple):
-    """On the CPU: query [..., heads, 576], cache [pages, page, 576], lists [tokens, top_k], and the slots that each
-    token's list names, in order and as often as they stand there."""
+    """On the CPU: query [..., heads, columns], cache [pages, page, columns], lists [tokens, top_k], and the slots that
+    each token's list names, in order and as often as they stand there."""
 
     query: torch.Tensor
     cache: torch.Tensor
@@ -46,19 +46,19 @@ def drawn(case: ChosenCase) -> Inputs:
         lists[token, column] = value
     named = [own[: case.counted(token)] for token, own in enumerate(lists)]
     named = [own[(own >= 0) & (own < case.slots)] for own in named]
-    cache = torch.randn(case.slots, WIDTH, generator=generator) * case.magnitude
-    query = torch.randn(*case.shape, case.heads, WIDTH, generator=generator) * case.magnitude
+    cache = torch.randn(case.slots, case.columns, generator=generator) * case.magnitude
+    query = torch.randn(*case.shape, case.heads, case.columns, generator=generator) * case.magnitude
     used = torch.cat([torch.zeros(0, dtype=torch.int64), *named]).unique()
     if case.values == "growing":
-        cache[used, LATENT_DIM:] *= torch.linspace(0.02, 3, len(used))[:, None]
+        cache[used, -SCORED:] *= torch.linspace(0.02, 3, len(used))[:, None]
     if case.values == "one heavy key" and len(used):
-        cache[used[case.seed % len(used)], LATENT_DIM:] *= 12
+        cache[used[case.seed % len(used)], -SCORED:] *= 12
     if case.values == "uniform":
         query.zero_()
     unused = torch.ones(case.slots, dtype=torch.bool)
     unused[used] = False
     cache[unused] = math.nan if case.dtype == "e4m3" else case.unseen
-    cache = cache.to(case.torch_dtype).view(case.pages, case.page, WIDTH)
+    cache = cache.to(case.torch_dtype).view(case.pages, case.page, case.columns)
     return Inputs(query.to(case.torch_dtype), cache, lists.to(torch.int32), named)
 
 
@@ -108,14 +108,15 @@ def arranged(case: ChosenCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         return memory[name].tensor
 
     layouts, packed = QUERIES[case.query], len(case.shape) == 1
-    split = inputs.query.split((LATENT_DIM, ROPE_DIM), -1) if len(layouts) > 1 else (inputs.query,)
+    in_pieces = len(layouts) > 1 and case.rope
+    split = inputs.query.split((LATENT_DIM, case.rope), -1) if in_pieces else (inputs.query,)
     pieces = []
     for name, piece, (order, gap) in zip(("query", "q_pe"), split, layouts, strict=False):
         dims = [dim - packed for dim in order if dim >= packed]
         strides = ordered(piece.shape[:-1], dims, piece.shape[-1] + gap)
         pieces.append(put(name, piece, (*strides, 1), 16 * case.offset))
     cache = inputs.cache if case.cache_dims == 3 else inputs.cache[:, None]
-    page = (case.page + case.page_gap) * WIDTH
+    page = (case.page + case.page_gap) * case.columns
     lists = inputs.lists.view(*case.shape, case.top_k)
     row = case.top_k + case.list_gap
     list_strides = (*(stride * row for stride in contiguous(case.shape)), 1)
@@ -136,7 +137,7 @@ def arranged(case: ChosenCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         "kv_cache": put("kv_cache", cache, (page, *contiguous(tuple(cache.shape))[1:]), 16 * case.offset),
         "workspace_buffer": space("workspace", (size,), getattr(torch, case.workspace)),
         "kv_lora_rank": LATENT_DIM,
-        "qk_rope_head_dim": ROPE_DIM,
+        "qk_rope_head_dim": case.rope,
         "block_tables": None,
         "seq_lens": None,
         "max_seq_len": None,

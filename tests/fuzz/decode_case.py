@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from tsmla.identity.arch import Arch
-from tsmla.identity.row_format import ROWS
+from tsmla.identity.row_format import ROWS, RowFormat, latent_row, uniform_row
 from tsmla.identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.operators.checks import TORCH_DTYPE_OF
@@ -24,6 +24,8 @@ from .reference_decode import Sight, counted_length, seen_keys
 from .scaled_rows import Scaling, name_of, scalings
 
 WIDTH = LATENT_DIM + ROPE_DIM
+SCORED = ROPE_DIM
+"""Last columns of a row, whose numbers decide scores where keys shall differ: its rope piece, if it has one."""
 VALUES = ("normal", "growing", "uniform", "one heavy key")
 """How scores are distributed; see the same of prefill."""
 QUERIES: dict[str, tuple[tuple[tuple[int, ...], int], ...]] = {
@@ -61,12 +63,13 @@ class DecodeCase(Plain):
     workspace beyond what is needed. longer: of max_seq_len beyond the longest request. lse_layout: one of LSES, None
     for none. ends_q: cum_seq_lens_q, as they are in memory, None for none; `tokens` are then the query's, q_len is
     max_q_len, and visible is one row of all tokens. wide_q: int64 ones. rows: the name of the cache's rows, where they
-    have scales; `scaling` is about these.
+    have scales; `scaling` is about these. rope: columns of a row's rope piece; with 0, it has none.
     """
 
     dtype: str = "bf16"
     rows: str | None = None
     scaling: Scaling = Scaling()
+    rope: int = ROPE_DIM
     seq_lens: tuple[int, ...] = (1,)
     q_len: int = 1
     heads: int = 1
@@ -136,6 +139,11 @@ class DecodeCase(Plain):
         return min(max([1, *self.lengths]) + self.longer, INT32[1])
 
     @property
+    def columns(self) -> int:
+        """Of a row of the query."""
+        return LATENT_DIM + self.rope
+
+    @property
     def rows_apart(self) -> bool:
         """Whether the cache has three tensors."""
         return self.rows is not None and ROWS[self.rows].apart
@@ -171,8 +179,18 @@ class DecodeCase(Plain):
     def variant(self, arch: str) -> DecodeVariant:
         """The kernel that serves the call on this architecture, if there is one."""
         dtype = Dtype(self.dtype)
-        row = ROWS[self.rows] if self.rows else None
-        return DecodeVariant(Arch(arch), dtype, DECODE_OUT_DTYPES[dtype], self.lse, row)  # type: ignore[arg-type]
+        row = ROWS[self.rows] if self.rows else row_without_scales(dtype, self.rope)
+        return DecodeVariant(Arch(arch), dtype, DECODE_OUT_DTYPES[dtype], self.lse, row)
+
+
+def row_without_scales(dtype: Dtype, rope: int) -> RowFormat:
+    """The row of one dtype that has so many columns in its rope piece, or none."""
+    return uniform_row(dtype) if rope else latent_row(dtype)
+
+
+def rope_of(row: RowFormat) -> int:
+    """Columns of a row's rope piece."""
+    return row.columns - LATENT_DIM
 
 
 @st.composite
@@ -263,6 +281,7 @@ def _fields(draw: Any, variant: DecodeVariant, hostile: bool) -> dict[str, Any]:
         **draw(heads_sinks(heads)),
         "dtype": str(variant.dtype),
         "rows": name_of(variant.row),
+        "rope": rope_of(variant.row),
         "scaling": draw(scalings(variant.row, hostile)),
         "q_len": q_len,
         "heads": heads,

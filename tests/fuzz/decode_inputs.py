@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 from decode_rows import rounds
-from tsmla.identity.support import LATENT_DIM, ROPE_DIM
+from tsmla.identity.support import LATENT_DIM
 
 from . import reference_cache, scaled_rows
-from .decode_case import QUERIES, WIDTH, DecodeCase
+from .decode_case import QUERIES, SCORED, WIDTH, DecodeCase
 from .reference_decode import pages_of
 
 
@@ -67,9 +67,9 @@ def drawn(case: DecodeCase, arch: str = "") -> Inputs:
         table[request, :count] = torch.tensor(own, dtype=torch.int64)
     for request, column, value in case.missing:
         table[request, column] = value
-    cache = torch.randn(pages, case.page, WIDTH, generator=generator) * case.magnitude
+    cache = torch.randn(pages, case.page, case.columns, generator=generator) * case.magnitude
     shape = (case.batch, case.q_len) if case.ends_q is None else (case.tokens,)
-    query = torch.randn(*shape, case.heads, WIDTH, generator=generator) * case.magnitude
+    query = torch.randn(*shape, case.heads, case.columns, generator=generator) * case.magnitude
     if case.values == "opposed":
         query, cache = -query.abs(), cache.abs()
     seen_rows = torch.zeros(pages, case.page, dtype=torch.bool)
@@ -82,9 +82,9 @@ def drawn(case: DecodeCase, arch: str = "") -> Inputs:
             if 0 <= page < pages:
                 seen_rows[page, row] |= seen
                 if case.values == "growing" and (case.shared == 0 or request == 0):
-                    cache[page, row, LATENT_DIM:] *= 0.02 + 3 * key / length
+                    cache[page, row, -SCORED:] *= 0.02 + 3 * key / length
                 if case.values == "one heavy key" and key == case.seed % length and not case.shared:
-                    cache[page, row, LATENT_DIM:] *= 12
+                    cache[page, row, -SCORED:] *= 12
     if case.values == "uniform":
         query.zero_()
     if case.ends_q is not None:
@@ -128,7 +128,8 @@ def _keys(
         rows = reference_cache.numbers(case.rows, scaled_rows.bytes_of(cache))
         if scales is None and rounded:
             rows = rows.float().bfloat16().double()
-    rows = torch.cat([rows.flatten(0, 1), torch.zeros(1, WIDTH)])  # what pages read as that the cache does not have
+    nowhere = torch.zeros(1, case.columns)  # what pages read as that the cache does not have
+    rows = torch.cat([rows.flatten(0, 1), nowhere])
     if scales is not None:
         scales = torch.cat([scales.flatten(), torch.ones(1)]).double()
     found = []
@@ -154,7 +155,7 @@ def _query(case: DecodeCase, numbers: torch.Tensor) -> Queries:
 
 
 def _pieces(case: DecodeCase, query: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (query,) if len(QUERIES[case.query]) == 1 else query.split((LATENT_DIM, ROPE_DIM), -1)
+    return (query,) if len(QUERIES[case.query]) == 1 or not case.rope else query.split((LATENT_DIM, case.rope), -1)
 
 
 def _quantised(query: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import tsmla
-from tsmla.identity.support import LATENT_DIM, ROPE_DIM
+from tsmla.identity.support import LATENT_DIM
 
 from .decode_case import LSES, QUERIES, DecodeCase
 from .decode_inputs import Inputs, drawn
@@ -109,7 +109,7 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         "kv_cache": tensors if len(tensors := _cache(case, inputs.cache, put)) > 1 else tensors[0],
         "workspace_buffer": space("workspace", (size,), getattr(torch, case.workspace)),
         "kv_lora_rank": LATENT_DIM,
-        "qk_rope_head_dim": ROPE_DIM,
+        "qk_rope_head_dim": case.rope,
         "block_tables": put("block_tables", inputs.table, table_strides),
         "seq_lens": lengths("seq_lens", case.seq_lens, case.wide_lengths),
         "max_seq_len": case.max_seq_len,

@@ -59,8 +59,8 @@ def rotated(rope: np.ndarray, cos: np.ndarray, sin: np.ndarray, neighbours: bool
 def stored(key: np.ndarray, format: str, scale: float, rounded: bool) -> dict[str, np.ndarray]:
     """The numbers of one row ([576] float32) as the format has them: codes, scales, and quotients of the rope part."""
     c, r = key[:512], key[512:]
-    if format == "e4m3":
-        return {"codes": codes(quotients(key, scale))}
+    if format in ("e4m3", "latent_e4m3"):
+        return {"codes": codes(quotients(c if format.startswith("latent_") else key, scale))}
     if format == "snapmla":
         s = scale_of(c, True, rounded)
         return {"codes": codes(quotients(c, s)), "scales": np.array([s]), "rope": quotients(r, s)}
@@ -70,11 +70,12 @@ def stored(key: np.ndarray, format: str, scale: float, rounded: bool) -> dict[st
 
 
 def numbers(format: str, rows: dict[str, torch.Tensor], scale: float = 1.0) -> torch.Tensor:
-    """[..., 576] in float64 that rows stand for, told by their bytes [..., bytes] in each of the cache's tensors."""
+    """[..., 576 or 512] in float64 that rows stand for, told by their bytes [..., bytes] in each of the cache's
+    tensors."""
     first = rows["cache"].contiguous()
-    if format in ("bf16", "fp16"):
-        return first.view(torch.bfloat16 if format == "bf16" else torch.float16).double()
-    if format == "e4m3":
+    if format.endswith("16"):
+        return first.view(torch.float16 if format == "fp16" else torch.bfloat16).double()
+    if format.endswith("e4m3"):
         return first.view(E4M3).double() * torch.tensor(scale).double()
     latent = first[..., :512].contiguous().view(E4M3).double()
     if format == "snapmla":

@@ -20,7 +20,7 @@ from tsmla.identity.variant import (
 
 from . import wrong_arguments
 from .cache_case import CacheCase
-from .decode_case import DecodeCase
+from .decode_case import DecodeCase, rope_of
 from .guarded import LAYOUTS
 from .pack_case import PackCase
 from .plain import Plain
@@ -133,6 +133,7 @@ def _decodes(draw: Any, variant: DecodeVariant) -> DecodeCase:
     return DecodeCase(
         dtype=str(variant.dtype),
         rows=name_of(variant.row),
+        rope=rope_of(variant.row),
         scaling=draw(scalings(variant.row, hostile=False)),
         query=draw(st.sampled_from(("joined", "pieces"))),
         seq_lens=(5, 20, 1),
@@ -155,7 +156,7 @@ def _decodes(draw: Any, variant: DecodeVariant) -> DecodeCase:
 
 def _pieces(call: DecodeCase) -> set[str]:
     """Names of arguments that are elements of tuples."""
-    queries = 3 if call.rows_apart and not call.quantises else 2 if call.query == "pieces" else 0
+    queries = 3 if call.rows_apart and not call.quantises else 2 if call.query == "pieces" and call.rope else 0
     counts = {"query": queries, "kv_cache": 3 if call.rows_apart else 0}
     return {f"{name}[{index}]" for name, count in counts.items() for index in range(count)}
 
@@ -186,7 +187,7 @@ def _caches(draw: Any, variant: WriteCacheVariant | ReadCacheVariant) -> CacheCa
         narrow=draw(st.booleans()),
         as_bytes=draw(st.booleans()),
         requests=draw(st.sampled_from(((), (2, 0, 3)))) if isinstance(variant, ReadCacheVariant) else (),
-        turn=draw(st.sampled_from(("neighbours", "halves"))),
+        turn=draw(st.sampled_from(("neighbours", "halves"))) if variant.row.has("rope") else "",
         float32_table=draw(st.booleans()),
         pdl=draw(st.booleans()),
     )
@@ -197,6 +198,8 @@ def _not_in(call: CacheCase) -> set[str]:
     without = set() if call.format == "snapmla" else {"rope_cache", "scale_cache"}
     if call.format not in ("fp8_ds_mla", "snapmla"):
         without.add("power_of_two_scales")
+    if call.format.startswith("latent_"):
+        without |= {"k_pe", "positions", "cos_sin_cache", "rope_interleaved"}
     return without | ({"indices"} if call.requests else {"block_tables", "cum_seq_lens", "seq_starts"})
 
 

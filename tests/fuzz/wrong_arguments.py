@@ -137,7 +137,7 @@ DECODE: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "local_visible_lens": ((*_ANY, "dim 0 +1", "dim 1 -1", "dim 1 +1"), _NO_TENSORS, ()),
     "out": ((*_ANY, *_WHOLE, "dim 0 +1", "dim 2 -1", "dim 3 +16"), _NO_TENSORS, ()),
     "kv_lora_rank": ((), (511, 0, -512, None, "512"), ()),
-    "qk_rope_head_dim": ((), (63, 0, None), ()),
+    "qk_rope_head_dim": ((), (63, 32, None), ()),
     "max_seq_len": ((), (*_NUMBERS, 0, -1, 2**31, 3.0), ()),
     "softmax_scale": ((), _FACTORS, ()),
     "output_scale": ((), _SCALES, ()),

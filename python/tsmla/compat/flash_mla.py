@@ -175,8 +175,8 @@ def _scales(
     if is_fp8_kvcache is not None and checks.flag(_FACE, "is_fp8_kvcache", is_fp8_kvcache) != eight_bits:
         raise UnsupportedError(
             f"{_FACE}: is_fp8_kvcache is {bool(is_fp8_kvcache)} and k_cache is {k_cache.dtype}; an 8-bit cache is "
-            f"torch.float8_e4m3fn or torch.float8_e5m2, 576 or 512 elements a row, or with indices {_ROW_BYTES} bytes a "
-            "row"
+            f"torch.float8_e4m3fn or torch.float8_e5m2, 576 or 512 elements a row, or with indices {_ROW_BYTES} bytes "
+            "a row"
         )
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else checks.number(_FACE, "softmax_scale", softmax_scale)
     if scaled or not eight_bits:
