@@ -126,7 +126,6 @@ CHOSEN = {
 }
 
 
-@pytest.mark.archs("sm_90a")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CHOSEN.values(), ids=CHOSEN.keys())
 def test_chosen_keys(gpu, case, dtype):
@@ -134,7 +133,6 @@ def test_chosen_keys(gpu, case, dtype):
     check_chosen(make_chosen(shape, heads, top_k, dtype, rope=0, output_scale=0.5, **more))
 
 
-@pytest.mark.archs("sm_90a")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_small_pages(gpu, dtype):
     check(make_problem([70, 0, 200], 2, 16, dtype, 1, rope=0))
