@@ -15,6 +15,7 @@ FORMATS = [
     ("fp8_ds_mla", torch.bfloat16),
     ("snapmla", torch.bfloat16),
     ("latent_bf16", torch.bfloat16),
+    ("latent_fp16", torch.float16),
     ("latent_e4m3", torch.bfloat16),
 ]
 """Format, and the dtype of rows outside of the cache."""
@@ -25,6 +26,7 @@ WIDTHS = {
     "fp8_ds_mla": {"cache": 656},
     "snapmla": {"cache": 512, "rope_cache": 128, "scale_cache": 4},
     "latent_bf16": {"cache": 1024},
+    "latent_fp16": {"cache": 1024},
     "latent_e4m3": {"cache": 512},
 }
 """Bytes of a row in each tensor."""
@@ -32,7 +34,7 @@ POISON = 0xFF
 """Byte of what nobody wrote: NaN in every dtype."""
 _GUARD_BYTES = 256
 _ELEMENT = {
-    **{"bf16": torch.bfloat16, "fp16": torch.float16, "latent_bf16": torch.bfloat16},
+    **{"bf16": torch.bfloat16, "fp16": torch.float16, "latent_bf16": torch.bfloat16, "latent_fp16": torch.float16},
     **{"rope_cache": torch.bfloat16, "scale_cache": torch.float32},
 }
 
@@ -119,7 +121,7 @@ def stored(
 ) -> dict[str, torch.Tensor]:
     """The bytes of each token's row, by the tensor that holds them."""
     c = kv_c.float()
-    if format == "latent_bf16":
+    if format in ("latent_bf16", "latent_fp16"):
         return {"cache": as_bytes(kv_c)}
     if format == "latent_e4m3":
         return {"cache": e4m3(c / torch.tensor(scale, device=c.device))}
@@ -139,7 +141,7 @@ def stored(
 def restored(rows: dict[str, torch.Tensor], format: str, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
     """[tokens, 576], or [tokens, 512], that `stored` rows are read as."""
     first = rows["cache"]
-    if format in ("bf16", "fp16", "latent_bf16"):
+    if format in ("bf16", "fp16", "latent_bf16", "latent_fp16"):
         return first.view(dtype)
     if format in ("e4m3", "latent_e4m3"):
         return (first.view(E4M3).float() * torch.tensor(scale, device=first.device)).to(dtype)

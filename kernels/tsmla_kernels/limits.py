@@ -11,6 +11,8 @@ SHARED_BYTES_PER_SM = SHARED_BYTES_PER_CTA + 1024
 REGISTERS_PER_SM = 64 * 1024
 TMEM_COLUMNS = 512
 """32-bit columns of tensor memory, 128 lanes each, of one sm_100a or sm_103a SM."""
+VECTOR_BYTES = 16
+"""Bytes that a lane copies at a time: the most that one instruction does."""
 TILE_ALIGNMENT = 1024
 """The 128-byte swizzle pattern repeats every 1024 bytes, so each tile starts on such a boundary."""
 

@@ -18,7 +18,7 @@ from .reference_cache import E4M3, numbers, rotated, stored
 
 _WIDTHS = {
     **{"bf16": 1152, "fp16": 1152, "e4m3": 576, "fp8_ds_mla": 656, "snapmla": 512},
-    **{"latent_bf16": 1024, "latent_e4m3": 512},
+    **{"latent_bf16": 1024, "latent_fp16": 1024, "latent_e4m3": 512},
 }
 _APART = {"rope_cache": (128, torch.bfloat16), "scale_cache": (4, torch.float32)}
 

@@ -25,7 +25,7 @@ BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 OPERATORS = {"write": mla_write_cache, "read": mla_read_cache}
 CACHES = {
     **{"bf16": (576, BF16), "fp16": (576, torch.float16), "e4m3": (576, E4M3), "fp8_ds_mla": (656, torch.uint8)},
-    **{"latent_bf16": (512, BF16), "latent_e4m3": (512, E4M3)},
+    **{"latent_bf16": (512, BF16), "latent_fp16": (512, torch.float16), "latent_e4m3": (512, E4M3)},
 }
 
 

@@ -210,6 +210,17 @@ def test_parts_of_a_cache_that_lie_apart_are_read_where_they_lie(recorder):
             assert got["kv_cache"] is parts[0] and got["rope_cache"] is parts[1] and got["entry_keys"] == PAGE
 
 
+def test_rows_without_a_rope_part(recorder):
+    query, cache, plan = distinct(6, HEADS, LATENT), distinct(PAGES, PAGE, LATENT), plan_inputs(head_dim_kpe=0)
+    empty = distinct(6, HEADS, 0), distinct(PAGES, PAGE, 0)
+    for run in (
+        {"query": query, "kv_cache": cache},
+        {"q_nope": query, "q_pe": empty[0], "ckv_cache": cache, "kpe_cache": empty[1]},
+    ):
+        _, got, _ = ran(recorder, plan, run)
+        assert got["kv_cache"] is cache and torch.equal(got["query"].flatten(0, 1), query) and got["q_pe"] is None
+
+
 @pytest.mark.parametrize("page_size", [1, 8])
 def test_pages_of_few_keys(recorder, page_size):
     cache = distinct(PAGES * PAGE, page_size, 576)
@@ -342,7 +353,7 @@ APART = distinct(PAGES, PAGE, LATENT), distinct(PAGES, PAGE, 64)
         ({"sm_scale": "x"}, "sm_scale is a str"),
         ({"causal": 2}, "causal is 2"),
         ({"head_dim_ckv": 256}, "head_dim_ckv is 256; kernels exist for 512"),
-        ({"head_dim_kpe": 0}, "head_dim_kpe is 0; kernels exist for 64"),
+        ({"head_dim_kpe": 32}, "head_dim_kpe is 32; kernels exist for 64, 0"),
         ({"page_size": 0}, "page_size is 0"),
         ({"page_size": 3}, r"page_size is 3; kernels exist for 1, 2, 4, 8, 16, 32, 64, 128"),
         ({"q_data_type": torch.float32}, "q_data_type is torch.float32"),

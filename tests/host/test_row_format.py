@@ -68,6 +68,7 @@ def test_rows_by_name() -> None:
         "fp8_ds_mla": 656,
         "snapmla": 640,
         "latent_bf16": 1024,
+        "latent_fp16": 1024,
         "latent_e4m3": 512,
     }
     assert [name for name, row in ROWS.items() if row.apart] == ["snapmla"]

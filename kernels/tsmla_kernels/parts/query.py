@@ -18,14 +18,13 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.cutlass_dsl import Numeric
 from tsmla.identity.row_format import RowFormat
 
+from ..limits import VECTOR_BYTES
 from .alignment import aligned
 from .division import Divisor, quotient
 from .precision import numeric
 
 REQUEST_LINES, TOKEN_LINES, NO_LINES = 0, 1, 2
 """What a line of a call's query is: the rows of a request, the heads of a token, or nothing."""
-VECTOR_BYTES = 16
-"""Bytes that a lane copies at a time."""
 ROW_LANES = 4
 """Neighbouring lanes that copy one row: what they copy at a time are whole sectors of 32 bytes."""
 

@@ -32,7 +32,7 @@ class Deal:
     single: int = 0
 
 
-_LATENT = {"latent_bf16": (Dtype.BF16,), "latent_e4m3": (Dtype.E4M3,)}
+_LATENT = {"latent_bf16": (Dtype.BF16,), "latent_fp16": (Dtype.FP16,), "latent_e4m3": (Dtype.E4M3,)}
 """Cache rows without a rope piece -> the query's dtype."""
 
 

@@ -213,6 +213,7 @@ ROWS = {
     "fp8_ds_mla": RowFormat(_E4M3_AND_BF16, Scales("latent", 128, in_row=True)),
     "snapmla": RowFormat(_E4M3_AND_BF16, Scales("latent", 512, in_row=False, whole_row=True)),
     "latent_bf16": latent_row(Dtype.BF16),
+    "latent_fp16": latent_row(Dtype.FP16),
     "latent_e4m3": latent_row(Dtype.E4M3),
 }
 """Rows by name. e4m3, latent_e4m3: one scale for the whole cache, which the call has. fp8_ds_mla: DeepSeek's 656 bytes,

@@ -36,6 +36,7 @@ CACHE_DTYPES = {
     "fp8_ds_mla": (Dtype.BF16,),
     "snapmla": (Dtype.BF16,),
     "latent_bf16": (Dtype.BF16,),
+    "latent_fp16": (Dtype.FP16,),
     "latent_e4m3": (Dtype.BF16,),
 }
 """Format of a cache's rows (`row_format.ROWS`) -> dtypes that are written to it and read from it."""

@@ -95,7 +95,7 @@ def tsmla_decode(
             - (latent [pages, page_size, 512], rope [pages, page_size, 64]), both of query's dtype: rows whose pieces
               lie in two tensors, as FlashInfer's ckv_cache and kpe_cache do. Strides of pages and rows are free
               multiples of 16 bytes. Rows are then copied one by one, as with indices.
-            - Rows of 512 where qk_rope_head_dim is 0, bf16 or e4m3 as the query.
+            - Rows of 512 where qk_rope_head_dim is 0, bf16, fp16 or e4m3 as the query.
             - DeepSeek's rows of 656 bytes ("fp8_ds_mla"), for a bf16 query: [pages, page_size, 656] or [pages, 1,
               page_size, 656], uint8 or e4m3, strides as before. Scales are in the rows and may be any float32. Results
               are those of the bf16 rows that `mla_read_cache` reads or, on sm_90a with few query rows, of the rows as

@@ -40,7 +40,7 @@ def mla_write_cache(
     Slot s is row s % page_size of page s // page_size. What a row then holds, bit for bit, is in terms of PyTorch, with
     c = kv_c[t].float() and r = k_pe[t].float():
 
-    - "bf16", "fp16": c and r as they are given. "latent_bf16": c alone.
+    - "bf16", "fp16": c and r as they are given. "latent_bf16", "latent_fp16": c alone.
     - "e4m3": e4m3(c / scale), e4m3(r / scale). "latent_e4m3": e4m3(c / scale) alone.
     - "fp8_ds_mla", DeepSeek's 656 bytes: for each 128 columns b of c, s = max(amax(b) / 448, 2 ** -126) and
       e4m3(b / s); then the four s as float32; then r as bf16, as it is given.
@@ -77,14 +77,14 @@ def mla_write_cache(
             the "latent_..." formats, whose rows have none.
         slot_mapping: [tokens] int64 or int32, contiguous. int32 takes one more small launch.
         cache: [pages, page_size, width] to write into, pages of any size. Width and dtype: 576 of kv_c's dtype for
-            "bf16" and "fp16"; 576 of e4m3 or uint8 for "e4m3"; 512 likewise for "latent_bf16" and "latent_e4m3"; 656 of
-            uint8 or e4m3 for "fp8_ds_mla"; 512 of e4m3 or uint8 for "snapmla". Strides of pages and rows are free
+            "bf16" and "fp16"; 576 of e4m3 or uint8 for "e4m3"; 512 likewise for the "latent_..." formats; 656 of uint8
+            or e4m3 for "fp8_ds_mla"; 512 of e4m3 or uint8 for "snapmla". Strides of pages and rows are free
             multiples of 16 bytes, as the address is.
         rope_cache: [pages, page_size, 64] bf16 to write into, for "snapmla" only; strides as those of cache, which it
             may share rows of 640 bytes with.
         scale_cache: [pages, page_size] float32 to write into, for "snapmla" only, any strides.
-        format: "bf16", "fp16", "e4m3", "fp8_ds_mla", "snapmla", "latent_bf16" or "latent_e4m3"
-            (`tsmla.identity.row_format.ROWS`); kv_c is bf16, or fp16 for "fp16" and "e4m3".
+        format: "bf16", "fp16", "e4m3", "fp8_ds_mla", "snapmla", "latent_bf16", "latent_fp16" or "latent_e4m3"
+            (`tsmla.identity.row_format.ROWS`); kv_c is bf16, or fp16 for "fp16", "latent_fp16" and "e4m3".
         scale: Python number; what "e4m3" and "latent_e4m3" rows are multiplied by when they are read, from 2^-126 on. 1
             for all others.
         power_of_two_scales: round scales up to powers of two, for formats with scales in or beside their rows. None:

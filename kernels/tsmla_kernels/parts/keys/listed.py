@@ -13,12 +13,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 from cutlass.cutlass_dsl import select_
 
+from ...limits import VECTOR_BYTES
 from ..division import Divisor, divisor_of, quotient
 from ..ptx import copy_vector
 from .visible import MOST, Viewers, seen_by_any
 
-VECTOR = 16
-"""Bytes that a lane copies at a time."""
 NO_KEY = -1
 """Entry, slot and place of a key that does not exist, or that nobody sees."""
 
@@ -72,7 +71,7 @@ def listed_keys(given, rope_at: cutlass.Constexpr[int | None]) -> ListedKeys:
 def _rows_of(cache: cute.Tensor) -> Rows:
     """Where the rows of a cache lie. A stride of an extent of 1 may be any number, and is not multiplied by any but
     0."""
-    vector = VECTOR * 8 // cache.element_type.width
+    vector = VECTOR_BYTES * 8 // cache.element_type.width
     page_vectors, row_vectors = (Int32(stride // vector) for stride in cache.stride[:2])
     return Rows(cache.iterator.toint(), page_vectors, row_vectors)
 
@@ -141,13 +140,13 @@ class Lines:
     room: int = 0
 
     def __post_init__(self) -> None:
-        assert self.line_bytes in (VECTOR, 64, 128), self
-        assert self.lines == 1 or self.line_bytes > VECTOR, self
+        assert self.line_bytes in (VECTOR_BYTES, 64, 128), self
+        assert self.lines == 1 or self.line_bytes > VECTOR_BYTES, self
 
     @property
     def lanes(self) -> int:
         """Lanes that copy a line together."""
-        return self.line_bytes // VECTOR
+        return self.line_bytes // VECTOR_BYTES
 
     @property
     def keys(self) -> int:
@@ -166,7 +165,7 @@ class Lines:
         """Where this lane's vector of line 0 goes, of the `keys` keys from `first_key` on."""
         key, vector = first_key + lane // self.lanes, lane % self.lanes
         turned = vector ^ (key * self.line_bytes >> 7) % self.lanes if self.lanes > 1 else vector
-        return key // 8 * self.group_bytes + key % 8 * self.line_bytes + turned * VECTOR
+        return key // 8 * self.group_bytes + key % 8 * self.line_bytes + turned * VECTOR_BYTES
 
 
 @cute.jit
@@ -184,7 +183,7 @@ def gather(
     in the first `keys` lanes; where there is none, zeros are written. at_once: steps that stand in the code one behind
     the other; more take more registers."""
     lane = cute.arch.lane_idx()
-    own = start + (lane % lines.lanes) * VECTOR
+    own = start + (lane % lines.lanes) * VECTOR_BYTES
     steps = const_expr(keys // lines.keys)
     if const_expr(steps <= at_once):
         for step in cutlass.range_constexpr(steps):
@@ -201,8 +200,8 @@ def _gather_step(
     """Start copying the rows of `lines.keys` keys, from number `step_key` of those that the lanes' places are of."""
     lane = cute.arch.lane_idx()
     found = cute.arch.shuffle_sync(place, step_key + lane // lines.lanes)
-    size = Int32(select_(found < 0, Int32(0), Int32(VECTOR)))
-    source = own + Int64(cutlass.max(found, 0)) * VECTOR
+    size = Int32(select_(found < 0, Int32(0), Int32(VECTOR_BYTES)))
+    source = own + Int64(cutlass.max(found, 0)) * VECTOR_BYTES
     vector = target + lines.place(first_key + step_key, lane)
     for line in cutlass.range_constexpr(lines.lines):
         copy_vector(vector, lines.offset(line), source, line * lines.line_bytes, size)
@@ -212,13 +211,13 @@ def _gather_step(
 def gather_whole(
     start: Int64, place: Int32, row_vectors: cutlass.Constexpr[int], target: Int32, at_once: cutlass.Constexpr[int]
 ) -> None:
-    """Start copying 32 whole rows, by a warp, to shared memory from `target` on, one behind the other. start: address of
-    the cache. place: that of the row of the lane's key; where there is none, zeros are written."""
+    """Start copying 32 whole rows, by a warp, to shared memory from `target` on, one behind the other. start: address
+    of the cache. place: that of the row of the lane's key; where there is none, zeros are written."""
     lane = cute.arch.lane_idx()
     for step in cutlass.range(row_vectors, unroll=at_once):
         vector = step * 32 + lane
         key = vector // row_vectors
         found = cute.arch.shuffle_sync(place, key)
-        size = Int32(select_(found < 0, Int32(0), Int32(VECTOR)))
-        source = start + Int64(cutlass.max(found, 0) + vector - key * row_vectors) * VECTOR
-        copy_vector(target + vector * VECTOR, 0, source, 0, size)
+        size = Int32(select_(found < 0, Int32(0), Int32(VECTOR_BYTES)))
+        source = start + Int64(cutlass.max(found, 0) + vector - key * row_vectors) * VECTOR_BYTES
+        copy_vector(target + vector * VECTOR_BYTES, 0, source, 0, size)

@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
+from ...limits import VECTOR_BYTES
 from ..alignment import aligned
 from .source import BOX_KEYS, KeySource, Lookup, Wanted, exists
 
@@ -105,10 +106,6 @@ def copy_box(
         atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 5), cute.group_modes(source, 0, 5)
     )
     cute.copy(atom, of, to, tma_bar_ptr=barrier)
-
-
-VECTOR_BYTES = 16
-"""Bytes that a lane copies at a time."""
 
 
 @cute.jit

@@ -21,9 +21,10 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Vector, const_expr
 from tsmla.identity.row_format import SCALE_BYTES
 
+from ...limits import VECTOR_BYTES
 from ...parts.alignment import aligned
 from ...parts.decode_work import Segment
-from ...parts.keys.listed import VECTOR, ListedKeys, entry_of, place_of, slot_of
+from ...parts.keys.listed import ListedKeys, entry_of, place_of, slot_of
 from ...parts.keys.paged import GROUP
 from ...parts.keys.source import (
     BOX_KEYS,
@@ -43,7 +44,6 @@ from .storage import Shared
 
 AHEAD = 2
 """Slots that are on their way to registers."""
-VECTOR_BYTES = 16
 VECTOR_WORDS = VECTOR_BYTES // 4
 ROW_LANES = 32 // GROUP
 """Lanes that share a key."""
@@ -236,7 +236,7 @@ def _find(
     ahead = entry_of(sought.listed, sought.viewers, key + geometry.tile_kv)
     rows, slot = sought.listed.rows, slot_of(sought.listed, lookup[number], key)
     vectors = cutlass.max(place_of(sought.listed, rows, slot), 0)
-    place = rows.start + Int64(vectors) * VECTOR + lane.part * VECTOR_BYTES
+    place = rows.start + Int64(vectors) * VECTOR_BYTES + lane.part * VECTOR_BYTES
     return Found(place, Int32(slot >= 0)), (*lookup[:number], ahead, *lookup[number + 1 :])
 
 

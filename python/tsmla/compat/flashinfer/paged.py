@@ -31,6 +31,7 @@ class _Planned(NamedTuple):
 
     pages: Pages
     num_heads: int
+    rope_dim: int
     page_size: int
     causal: bool
     sm_scale: float
@@ -115,8 +116,8 @@ class BatchMLAPagedAttentionWrapper:
             kv_indices: pages of all requests. kv_len_arr: [batch], keys of each request.
             cum_seq_lens_q, block_tables, seq_lens: the same, as `tsmla_decode` has them. max_q_len: not used.
             metadata: an object with these as attributes, such as FlashInfer's MLAPlanMetadata; page tables first.
-            num_heads: query heads. head_dim_ckv, head_dim_kpe: 512 and 64. page_size: 16, 32, 64
-                or 128; on sm_90a also 1, 2, 4 or 8.
+            num_heads: query heads. head_dim_ckv, head_dim_kpe: 512 and 64, or 512 and 0 (bf16, fp16 or e4m3).
+            page_size: 1, 2, 4, 8, 16, 32, 64 or 128.
             causal: query token t sees no further than its own position; aligned to the last key.
             sm_scale: factor of the scores.
             q_data_type, kv_data_type: the same, bf16, fp16, e4m3 or e5m2.
@@ -155,9 +156,9 @@ class BatchMLAPagedAttentionWrapper:
         for name, value in given.items():
             if value is None:
                 raise ArgumentError(f"{_PLAN}: {name} is None; it must be given")
-        for name, exists in (("head_dim_ckv", LATENT_DIM), ("head_dim_kpe", ROPE_DIM)):
-            if (size := checks.integer(_PLAN, name, given[name], 0, translate.LARGEST_INT)) != exists:
-                raise UnsupportedError(f"{_PLAN}: {name} is {size}; kernels exist for {exists}")
+        for name, exist in (("head_dim_ckv", (LATENT_DIM,)), ("head_dim_kpe", (ROPE_DIM, 0))):
+            if (size := checks.integer(_PLAN, name, given[name], 0, translate.LARGEST_INT)) not in exist:
+                raise UnsupportedError(f"{_PLAN}: {name} is {size}; kernels exist for {checks.listed(exist)}")
         dtype = run_inputs.planned_dtype(_PLAN, given["q_data_type"], given["kv_data_type"], output_dtype)
         heads = checks.integer(_PLAN, "num_heads", given["num_heads"], 0, translate.LARGEST_INT)
         page = checks.integer(_PLAN, "page_size", given["page_size"], 1, translate.LARGEST_INT)
@@ -168,6 +169,7 @@ class BatchMLAPagedAttentionWrapper:
         self._planned = _Planned(
             self._kept(pages, page),
             heads,
+            given["head_dim_kpe"],
             page,
             is_causal,
             checks.number(_PLAN, "sm_scale", given["sm_scale"]),
@@ -238,9 +240,10 @@ class BatchMLAPagedAttentionWrapper:
         Args:
             query: [tokens, heads, 576], or a pair of its parts, [tokens, heads, 512] and [tokens, heads, 64], copied
                 only where strides are no multiples of 16 bytes. q_nope, q_pe: the pair.
-            kv_cache: [pages, page_size, 576], or a pair of its parts. ckv_cache, kpe_cache: the pair, [pages, page_size,
-                512] and [pages, page_size, 64]. Parts that do not lie side by side, as cache[..., :512] and
-                cache[..., 512:] do, are read row by row, on sm_90a.
+            kv_cache: [pages, page_size, 576], or a pair of its parts. ckv_cache, kpe_cache: the pair, [pages,
+                page_size, 512] and [pages, page_size, 64]. Parts that do not lie side by side, as cache[..., :512] and
+                cache[..., 512:] do, are read row by row. Where plan had a head_dim_kpe of 0, rows and their parts have
+                512 and 0 columns.
             out: [tokens, heads, 512] to write into. lse: [tokens, heads] float32 to write the LSE into, any strides,
                 whether it is returned or not.
             ckv_scale, kpe_scale: dequantisation factors of the cache's parts, which must be equal.
@@ -272,8 +275,8 @@ class BatchMLAPagedAttentionWrapper:
                 f"{_RUN}: sinks are given, and an LSE is asked for; whether it counts them is not FlashInfer's "
                 "contract (tsmla_decode has lse_includes_sink)"
             )
-        pieces = run_inputs.query_pieces(_RUN, query, q_nope, q_pe)
-        cache = run_inputs.cache_of(_RUN, kv_cache, ckv_cache, kpe_cache, planned.page_size)
+        pieces = run_inputs.query_pieces(_RUN, query, q_nope, q_pe, planned.rope_dim)
+        cache = run_inputs.cache_of(_RUN, kv_cache, ckv_cache, kpe_cache, planned.page_size, planned.rope_dim)
         first, pages = pieces[0], planned.pages
         checks.dtype_in(_RUN, "query", first, (planned.dtype,))
         flat = pages.tokens, planned.num_heads
@@ -298,7 +301,7 @@ class BatchMLAPagedAttentionWrapper:
                 kv_cache=cache,
                 workspace_buffer=self._workspace,
                 kv_lora_rank=LATENT_DIM,
-                qk_rope_head_dim=ROPE_DIM,
+                qk_rope_head_dim=planned.rope_dim,
                 block_tables=pages.block_tables,
                 seq_lens=pages.keys,
                 max_seq_len=pages.longest,

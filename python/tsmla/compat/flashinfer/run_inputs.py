@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...errors import ArgumentError, UnsupportedError
-from ...identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from ...identity.support import DECODE_OUT_DTYPES, LATENT_DIM
 from ...operators import checks
 from .. import translate
 
@@ -28,29 +28,36 @@ def planned_dtype(
 
 
 def query_pieces(
-    face: str, query: Any, q_nope: torch.Tensor | None, q_pe: torch.Tensor | None
+    face: str, query: Any, q_nope: torch.Tensor | None, q_pe: torch.Tensor | None, rope_dim: int
 ) -> tuple[torch.Tensor, ...]:
-    """Return the query in one piece, ([tokens, heads, 576],), or in its pieces of 512 and 64 columns."""
+    """Return the query in one piece, ([tokens, heads, 512 + rope_dim],), or in its pieces of 512 and 64 columns."""
     parts = _parts(face, ("query", "q_nope", "q_pe"), query, q_nope, q_pe)
     if len(parts) == 1:
         checks.cuda(face, "query", parts[0])
-        checks.shape(face, "query", parts[0], ("tokens", "heads", LATENT_DIM + ROPE_DIM))
+        checks.shape(face, "query", parts[0], ("tokens", "heads", LATENT_DIM + rope_dim))
         return (translate.readable(face, "query", parts[0]),)
     nope, pe = parts
     device = checks.cuda(face, "q_nope", nope)
     checks.same_device(face, "q_pe", pe, "q_nope", device)
     checks.dtype_in(face, "q_pe", pe, (nope.dtype,))
     sizes = checks.shape(face, "q_nope", nope, ("tokens", "heads", LATENT_DIM))
-    checks.shape(face, "q_pe", pe, (sizes["tokens"], sizes["heads"], ROPE_DIM))
+    checks.shape(face, "q_pe", pe, (sizes["tokens"], sizes["heads"], rope_dim))
+    if not rope_dim:
+        return (translate.readable(face, "q_nope", nope),)
     return translate.readable(face, "q_nope", nope), translate.readable(face, "q_pe", pe)
 
 
 def cache_of(
-    face: str, kv_cache: Any, ckv_cache: torch.Tensor | None, kpe_cache: torch.Tensor | None, page_size: int
+    face: str,
+    kv_cache: Any,
+    ckv_cache: torch.Tensor | None,
+    kpe_cache: torch.Tensor | None,
+    page_size: int,
+    rope_dim: int,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Return the tensor [pages, page_size, 576] that the given parts are views of, or the parts where they lie
-    apart."""
-    row = LATENT_DIM + ROPE_DIM
+    """Return the tensor [pages, page_size, 512 + rope_dim] that the given parts are views of; the parts themselves
+    where they lie apart."""
+    row = LATENT_DIM + rope_dim
     parts = _parts(face, ("kv_cache", "ckv_cache", "kpe_cache"), kv_cache, ckv_cache, kpe_cache)
     if len(parts) == 1:
         checks.cuda(face, "kv_cache", parts[0])
@@ -61,7 +68,9 @@ def cache_of(
     checks.same_device(face, "kpe_cache", kpe, "ckv_cache", device)
     checks.dtype_in(face, "kpe_cache", kpe, (ckv.dtype,))
     pages = checks.shape(face, "ckv_cache", ckv, ("pages", page_size, LATENT_DIM))["pages"]
-    checks.shape(face, "kpe_cache", kpe, (pages, page_size, ROPE_DIM))
+    checks.shape(face, "kpe_cache", kpe, (pages, page_size, rope_dim))
+    if not rope_dim:
+        return ckv
     whole = translate.joined(ckv, kpe) if pages else ckv.new_empty(0, page_size, row)
     return (ckv, kpe) if whole is None else whole
 

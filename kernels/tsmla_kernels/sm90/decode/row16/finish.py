@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
-from ....limits import WARPGROUP
+from ....limits import VECTOR_BYTES, WARPGROUP
 from ....parts.alignment import shared_vector
 from ....parts.hopper.epilogue import store_vector
 from ....parts.hopper.fragment import QUAD
@@ -19,7 +19,7 @@ from ..work.task import Task, is_rehearsal
 from .geometry import BLOCK, FEW_ROWS, STRIP, TEAM_WARPS, TEAMS, FewRowsGeometry
 from .schedule import ALL_BARRIER, TEAM_BARRIER
 from .storage import Shared
-from .tile import NO_KEYS, VECTOR, State
+from .tile import NO_KEYS, State
 
 OUTPUTS = STRIP // BLOCK
 """Blocks of a warp's output columns."""
@@ -43,7 +43,7 @@ def finish(
         cute.make_ptr(Float32, shared.ends, cute.AddressSpace.smem, assumed_align=4),
         cute.make_layout((ENDS, TEAMS * TEAM_WARPS, FEW_ROWS)),
     )
-    given = shared.exchange + state.warp * (OUTPUTS * 32 * VECTOR) + lane * VECTOR
+    given = shared.exchange + state.warp * (OUTPUTS * 32 * VECTOR_BYTES) + lane * VECTOR_BYTES
     for row in cutlass.range_constexpr(2):
         top = quad_max(state.sum_reference[row])
         factor = cute.math.exp2(state.sum_reference[row] - top, fastmath=True)
@@ -62,7 +62,9 @@ def finish(
     else:
         if state.team != 0:
             for block in cutlass.range_constexpr(OUTPUTS):
-                cute.autovec_copy(state.output[None, block], shared_vector(Float32, given + block * (32 * VECTOR)))
+                cute.autovec_copy(
+                    state.output[None, block], shared_vector(Float32, given + block * (32 * VECTOR_BYTES))
+                )
         cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=TEAMS * WARPGROUP)
     if state.team == 0:
         state.sum_reference.fill(NO_KEYS)
@@ -108,7 +110,7 @@ def _merge(state: State, ends: cute.Tensor, given: Int32) -> None:
         state.reference[row] = top
     for block in cutlass.range_constexpr(OUTPUTS):
         part = cute.make_rmem_tensor(4, Float32)
-        cute.autovec_copy(shared_vector(Float32, given + block * (32 * VECTOR)), part)
+        cute.autovec_copy(shared_vector(Float32, given + block * (32 * VECTOR_BYTES)), part)
         for i in cutlass.range_constexpr(4):
             state.output[i, block] = state.output[i, block] * own[i // 2] + part[i] * theirs[i // 2]
 

@@ -11,8 +11,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ....limits import VECTOR_BYTES
 from ....parts.division import Divisor
-from ....parts.keys.listed import VECTOR, ListedKeys, entry_of, gather_whole, place_of, slot_of, tell_there
+from ....parts.keys.listed import ListedKeys, entry_of, gather_whole, place_of, slot_of, tell_there
 from ....parts.keys.visible import Visibility, viewers_of
 from ..work.task import Task, for_each_task
 from .geometry import TILE_KV, FewRowsGeometry
@@ -53,6 +54,6 @@ def _gather_task(
         edge.hand_over(count)
         target = shared.stages + stage * geometry.stage_bytes + gatherer * (SHARE * geometry.row_bytes)
         place = place_of(source, source.rows, slot)
-        gather_whole(source.rows.start, place, geometry.row_bytes // VECTOR, target, AT_ONCE)
+        gather_whole(source.rows.start, place, geometry.row_bytes // VECTOR_BYTES, target, AT_ONCE)
         edge.arrive_behind_copies(count)
     return kept

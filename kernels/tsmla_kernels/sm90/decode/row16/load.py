@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from ....limits import VECTOR_BYTES
 from ....parts.alignment import shared_vector
 from ....parts.keys.source import (
     BOX_KEYS,
@@ -31,7 +32,6 @@ from .storage import Shared
 
 BOXES = TILE_KV // BOX_KEYS
 """Boxes of a tile."""
-VECTOR = 16
 
 
 @cute.jit
@@ -131,8 +131,8 @@ def _load_boxes(
         if exists(key_source, lookup.page_of(number)):
             size += box_bytes
         else:
-            for vector in cutlass.range(cute.arch.lane_idx(), box_bytes // VECTOR, 32, unroll=1):
-                cute.autovec_copy(zeros, shared_vector(Int32, stage + box * box_bytes + vector * VECTOR))
+            for vector in cutlass.range(cute.arch.lane_idx(), box_bytes // VECTOR_BYTES, 32, unroll=1):
+                cute.autovec_copy(zeros, shared_vector(Int32, stage + box * box_bytes + vector * VECTOR_BYTES))
             cute.arch.fence_view_async_shared()  # copies will write there
     cute.arch.sync_warp()
     with cute.arch.elect_one():

@@ -28,7 +28,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Vector, const_expr
 from cutlass.cutlass_dsl import select_
 
-from ....limits import WARPGROUP
+from ....limits import VECTOR_BYTES, WARPGROUP
 from ....parts.alignment import shared_vector
 from ....parts.hopper.fragment import QUAD
 from ....parts.hopper.softmax import quad_max
@@ -52,7 +52,6 @@ STEPS = 4
 """Steps of 16 columns in half a strip; and of 16 keys in a tile."""
 COLUMNS = 2 * BLOCKS
 """Keys of a tile that a lane has scores of, in each of its rows."""
-VECTOR = 16
 
 
 class Lane(NamedTuple):
@@ -103,23 +102,23 @@ def lane_of(geometry: cutlass.Constexpr[FewRowsGeometry], exchange: Int32, team:
         valued = tuple(strip + _in_line(key, line) for key in own)
     else:
         size, strip = geometry.row_bytes, warp * STRIP
-        scored = (key * size + strip + part * VECTOR,) * STRIP_HALVES
+        scored = (key * size + strip + part * VECTOR_BYTES,) * STRIP_HALVES
         rope = key * size + geometry.rope_at + warp * 32 + part * 8
         scales = tuple(key * size + geometry.scales_at + warp * 4 for key in own)
-        valued = tuple(key * size + strip + line * VECTOR for key in own)
+        valued = tuple(key * size + strip + line * VECTOR_BYTES for key in own)
     return Lane(
         scored=scored,
         rope=rope,
         scales=scales,
         valued=valued,
-        exchange=exchange + team * geometry.exchange_bytes + lane * VECTOR,
-        sums=exchange + TEAMS * geometry.exchange_bytes + team * geometry.sums_bytes + lane * VECTOR,
+        exchange=exchange + team * geometry.exchange_bytes + lane * VECTOR_BYTES,
+        sums=exchange + TEAMS * geometry.exchange_bytes + team * geometry.sums_bytes + lane * VECTOR_BYTES,
     )
 
 
 def _in_line(key: Int32, vector: Int32) -> Int32:
     """Where 16 bytes of a key's line lie, behind the first line of its block."""
-    return key * STRIP + (vector ^ key) * VECTOR
+    return key * STRIP + (vector ^ key) * VECTOR_BYTES
 
 
 @cute.jit
@@ -176,7 +175,7 @@ def _add_up(
     what rows may not see of these, and counts them; then all read all sums. Parts and sums have places of their own, so
     that the two barriers are enough."""
     barrier = TEAM_BARRIER + state.team
-    size = 32 * VECTOR
+    size = 32 * VECTOR_BYTES
     warp_bytes = BLOCKS * size
     parts = state.lane.exchange
     for block in cutlass.range_constexpr(BLOCKS):
@@ -213,7 +212,7 @@ def _read_sums(state: State, scores: cute.Tensor) -> None:
     """Read the scores of all columns. They stay where they are until all of the team have come to those of its next
     tile."""
     for block in cutlass.range_constexpr(BLOCKS):
-        place = state.lane.sums + block * (32 * VECTOR)
+        place = state.lane.sums + block * (32 * VECTOR_BYTES)
         cute.autovec_copy(shared_vector(Float32, place), scores[None, block])
 
 
@@ -303,8 +302,8 @@ def _wipe_rows(
         key = start + lane
         if not seen_by_any(viewers, first_key + key):
             row = stage + key * row_bytes
-            for vector in cutlass.range(STRIP // VECTOR, unroll=1):
-                cute.autovec_copy(zeros, shared_vector(Int32, row + warp * STRIP + vector * VECTOR))
+            for vector in cutlass.range(STRIP // VECTOR_BYTES, unroll=1):
+                cute.autovec_copy(zeros, shared_vector(Int32, row + warp * STRIP + vector * VECTOR_BYTES))
             _floats(row + scales_at + warp * 4)[0] = Float32(1.0)
 
 
@@ -318,8 +317,8 @@ def _wipe_apart(stage: Int32, warp: Int32, viewers: Viewers, first_key: Int32) -
         if not seen_by_any(viewers, first_key + key):
             block = key // BLOCK * TEAM_WARPS + warp
             line = stage + (block * BLOCK + key % BLOCK) * STRIP
-            for vector in cutlass.range(STRIP // VECTOR, unroll=1):
-                cute.autovec_copy(zeros, shared_vector(Int32, line + vector * VECTOR))
+            for vector in cutlass.range(STRIP // VECTOR_BYTES, unroll=1):
+                cute.autovec_copy(zeros, shared_vector(Int32, line + vector * VECTOR_BYTES))
 
 
 @cute.jit
@@ -387,8 +386,8 @@ def _turn(stage: Int32, warp: Int32, row_bytes: cutlass.Constexpr[int], scales_a
     for start in cutlass.range(0, TILE_KV, 32, unroll=1):
         row = stage + (start + lane) * row_bytes
         if _floats(row + scales_at + warp * 4)[0].bitcast(Int32) < 0:
-            for vector in cutlass.range(STRIP // VECTOR, unroll=1):
-                place = shared_vector(Int32, row + warp * STRIP + vector * VECTOR)
+            for vector in cutlass.range(STRIP // VECTOR_BYTES, unroll=1):
+                place = shared_vector(Int32, row + warp * STRIP + vector * VECTOR_BYTES)
                 words = cute.make_rmem_tensor(4, Int32)
                 cute.autovec_copy(place, words)
                 for i in cutlass.range_constexpr(4):
