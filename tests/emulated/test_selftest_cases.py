@@ -32,10 +32,17 @@ KERNELS = {
         DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True),
         DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, lse=True),
         DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, gathers=True),
+        DecodeVariant(Arch.SM100A, Dtype.BF16, Dtype.BF16, lse=True, row=ROWS["latent_bf16"]),
     ),
     "pack": (PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128),),
-    "write_cache": (WriteCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["snapmla"]),),
-    "read_cache": (ReadCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["fp8_ds_mla"]),),
+    "write_cache": (
+        WriteCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["snapmla"]),
+        WriteCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["latent_e4m3"]),
+    ),
+    "read_cache": (
+        ReadCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["fp8_ds_mla"]),
+        ReadCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["latent_bf16"]),
+    ),
     "quantize_q": (QuantizeQVariant(Arch.SM100A, Dtype.BF16, ROWS["snapmla"]),),
 }
 """Kernels that each case of their family means something to: with an LSE, and rope pieces where there may be any."""

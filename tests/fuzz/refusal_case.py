@@ -98,6 +98,9 @@ def refusals(draw: Any, variant: Variant, hostile: bool = True) -> Refusal:
         call = dataclasses.replace(call, **_PACKED)
     ways, values, _ = TABLES[variant.family][argument]
     ways = () if argument in whole else ways
+    if isinstance(call, CacheCase) and not variant.row.has("rope") and argument == "kv_c":
+        # It alone says how many tokens there are: more of them are as right, or slots are too few.
+        ways = tuple(way for way in ways if way != "dim 0 +1")
     if isinstance(variant, DecodeVariant) and argument == "workspace_buffer":
         # Of few rows of such a cache less will do than `decode_workspace_size` says, which does not know the cache.
         enough = variant.arch in FEW_ROWS_DEALS and wide_rows(variant.row)

@@ -60,6 +60,23 @@ def directly(face: dict, **changes) -> dict:
     return decode_calls.inputs(**{**given, **changes})
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("chosen", [False, True])
+def test_rows_without_rope_parts(recorder, dtype, chosen):
+    """Query and cache of 512 columns; the factor of the scores follows from these."""
+    rows = {
+        "q": distinct(BATCH, S_Q, HEADS, 512, dtype=dtype),
+        "k_cache": distinct(PAGES, PAGE, 1, 512, dtype=dtype),
+    }
+    face, operator = inputs(dtype, **rows), {"qk_rope_head_dim": 0, "softmax_scale": 512**-0.5}
+    if chosen:
+        indices = torch.arange(BATCH * S_Q * 5, dtype=torch.int32).view(BATCH, S_Q, 5)
+        face |= {"block_table": None, "cache_seqlens": None, "indices": indices}
+        lists = dict.fromkeys(("block_tables", "seq_lens", "max_seq_len"))
+        operator |= {**lists, "indices": indices, "causal_mask": True}
+    compare(recorder, face, **operator)
+
+
 def compare(recorder: Recorder, face: dict, **operator) -> None:
     _, got, variant = launched(recorder, lambda: flash_mla_with_kvcache(**face))
     _, want, wanted = launched(recorder, lambda: tsmla_decode(**directly(face, **operator)))
