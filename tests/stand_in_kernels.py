@@ -37,7 +37,8 @@ def rows(scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def decode(variant: Variant, given: SimpleNamespace) -> None:
-    """The query joined or in pieces, a rectangle of tokens or packed."""
+    """The query joined or in pieces, a rectangle of tokens or packed; tables of pages, or of chosen keys, of which some
+    are no slots of the cache."""
     query, out, lse = given.query, given.out.flatten(0, 1), given.lse
     rope, spans, visible, sinks = map(torch.from_dlpack, (given.q_pe, given.cum_seq_lens_q, given.visible, given.sinks))
     if rope.numel():
@@ -47,8 +48,15 @@ def decode(variant: Variant, given: SimpleNamespace) -> None:
     given.workspace.fill_(-1)
     starts = spans.tolist() or range(0, len(query) + 1, given.q_len)
     for b, length in enumerate(given.seq_lens.tolist()):
-        pages = given.block_tables[b, : -(-length // given.kv_cache.shape[1])].long()
-        keys = numbers_in(variant.row, given.kv_cache[pages]).reshape(-1, 576)[:length].double()
+        table, page_size = given.block_tables[b].long(), given.kv_cache.shape[1]
+        if variant.gathers:
+            assert given.entry_keys == 1
+            slots = table[: max(length, 0)]
+            slots = slots[(slots >= 0) & (slots < len(given.kv_cache) * page_size)]
+            found, length = given.kv_cache[slots // page_size, slots % page_size], len(slots)
+        else:
+            found = given.kv_cache[table[: -(-length // page_size)]].flatten(0, 1)
+        keys = numbers_in(variant.row, found)[:length].double()
         index, interleave = torch.arange(length), given.cp_interleave
         position = index // interleave * interleave * given.cp_world + given.cp_rank * interleave + index % interleave
         bound = int(given.causal_seqs[b])

@@ -67,6 +67,9 @@ class AttentionCGSupport(enum.Enum):
     ALWAYS = 3
 
 
+class AttentionMetadata: ...
+
+
 class AttentionType:
     DECODER = "decoder"
 
@@ -84,7 +87,7 @@ class MLAAttentionImpl(AttentionImplBase):
     def reserve_workspace(self) -> None: ...
 
 
-class MLACommonImpl(MLAAttentionImpl, Generic[M]):
+class MLACommonBaseImpl(MLAAttentionImpl, Generic[M]):
     def __init__(
         self,
         num_heads: int,
@@ -121,6 +124,68 @@ class MLACommonImpl(MLAAttentionImpl, Generic[M]):
         raise AssertionError("vLLM's own prefill")
 
 
+class MLACommonImpl(MLACommonBaseImpl[M], Generic[M]): ...
+
+
+class SparseMLACommonImpl(MLACommonBaseImpl[M], Generic[M]):
+    """Turns positions into rows of memory, as vLLM 0.33 does; vLLM 0.26 leaves it to the backend."""
+
+    is_sparse = True
+
+    def __init__(self, *given: Any, topk_indices_buffer: Any = None, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.topk_indices_buffer = topk_indices_buffer
+
+    def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: Any, attn_metadata: Any, layer: Any) -> Any:
+        from vllm.v1.attention.backends.mla import sparse_utils
+
+        tokens = (q[0] if isinstance(q, tuple) else q).shape[0]
+        _, rows_of_page = sparse_utils.flat_kv_row_view(kv_c_and_k_pe_cache, attn_metadata.block_size)
+        indices, counts = sparse_utils.triton_filter_and_convert_dcp_index(
+            attn_metadata.req_id_per_token[:tokens],
+            attn_metadata.block_table,
+            self.topk_indices_buffer[:tokens],
+            dcp_size=self.dcp_world_size,
+            dcp_rank=self.dcp_rank,
+            cp_kv_cache_interleave_size=attn_metadata.cp_kv_cache_interleave_size,
+            BLOCK_SIZE=attn_metadata.block_size,
+            BLOCK_STRIDE_ROWS=rows_of_page,
+            NUM_TOPK_TOKENS=self.topk_indices_buffer.shape[1],
+            return_valid_counts=True,
+        )
+        return self._forward_mqa_kernel(  # type: ignore[attr-defined]
+            q, kv_c_and_k_pe_cache, indices, counts, layer=layer, block_size=attn_metadata.block_size, is_decode=True
+        )
+
+    def _forward_mqa_kernel(self, *given: Any, **named: Any) -> None:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(kw_only=True)
+class SparseMLACommonMetadata:
+    block_table: Any
+    req_id_per_token: Any
+    block_size: int
+    cp_kv_cache_interleave_size: int = 1
+
+
+class SparseMLACommonMetadataBuilder(Generic[M]):
+    def __init__(self, *given: Any) -> None: ...
+
+
+def flat_kv_row_view(kv_cache: Any, block_size: int) -> tuple[Any, int]:
+    """vLLM's view of a cache: every row of memory from the first page's first to the last page's last, those between
+    pages included; and the rows from one page to the next."""
+    pages, _, width = kv_cache.shape
+    stride = kv_cache.stride(0) // width
+    return kv_cache.as_strided(((pages - 1) * stride + block_size, width), (width, 1)), stride
+
+
+class MultipleOf:
+    def __init__(self, base: int):
+        self.base = base
+
+
 @dataclasses.dataclass
 class MLACommonDecodeMetadata:
     block_table: Any
@@ -140,7 +205,10 @@ class MLACommonMetadataBuilder(Generic[M]):
     def __init__(self, *given: Any, supports_dcp_with_varlen: bool = False) -> None: ...
 
 
-class MLACommonBackend: ...
+class MLACommonBackend:
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        return spec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,6 +251,7 @@ def install(takes_names: bool = True) -> None:
             c.__name__: c
             for c in (
                 MLACommonBackend,
+                MLACommonBaseImpl,
                 MLACommonDecodeMetadata,
                 MLACommonImpl,
                 MLACommonMetadata,
@@ -190,14 +259,30 @@ def install(takes_names: bool = True) -> None:
                 QueryLenSupport,
             )
         },
+        f"{layers}.attention.sparse_mla_attention": {
+            c.__name__: c for c in (SparseMLACommonImpl, SparseMLACommonMetadata, SparseMLACommonMetadataBuilder)
+        },
         "vllm.v1": {},
         attention: {},
         f"{attention}.backend": {
-            c.__name__: c for c in (AttentionCGSupport, AttentionImplBase, AttentionType, MLAAttentionImpl)
+            c.__name__: c
+            for c in (
+                AttentionCGSupport,
+                AttentionImplBase,
+                AttentionMetadata,
+                AttentionType,
+                MLAAttentionImpl,
+                MultipleOf,
+            )
         },
         f"{attention}.backends": {},
         f"{attention}.backends.registry": {"AttentionBackendEnum": decode, "register_backend": add_to(decode)},
         f"{attention}.backends.mla": {},
+        f"{attention}.backends.mla.sparse_utils": {
+            "align_blocks_to_rows": None,
+            "flat_kv_row_view": flat_kv_row_view,
+            "triton_filter_and_convert_dcp_index": None,
+        },
         f"{attention}.backends.mla.prefill": {},
         f"{attention}.backends.mla.prefill.base": {
             "MLADimensions": MLADimensions,

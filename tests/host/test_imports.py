@@ -48,7 +48,20 @@ LIGHT = {"operators.prepare", "problems.cases"}
 """Modules of these rooms that do not."""
 PLUG_INS = {
     f"integrations.vllm.{name}"
-    for name in ("backend", "builder", "context", "decode", "mha", "prefill", "ready", "served")
+    for name in (
+        "backend",
+        "builder",
+        "context",
+        "decode",
+        "layer",
+        "mha",
+        "prefill",
+        "ready",
+        "served",
+        "sparse",
+        "sparse_backend",
+        "sparse_builder",
+    )
 }
 """Modules that engines import, and which import engines."""
 

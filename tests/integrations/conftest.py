@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import stub_vllm
@@ -43,7 +45,7 @@ def nan_in_new_memory() -> Iterator[None]:
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """vLLM's config while a layer is made: one GPU, no speculation, bfloat16."""
-    from tsmla.integrations.vllm import decode, ready
+    from tsmla.integrations.vllm import layer, ready
     from vllm.model_executor.layers.attention import mla_attention
 
     config = types.SimpleNamespace(
@@ -52,7 +54,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         speculative_config=None,
         model_config=types.SimpleNamespace(dtype=torch.bfloat16),
     )
-    for module in (decode, mla_attention):
+    for module in (layer, mla_attention):
         monkeypatch.setattr(module, "get_current_vllm_config", lambda: config, raising=False)
 
     def workspace(heads: int, longest_q: int, device: torch.device) -> torch.Tensor:
@@ -68,34 +70,89 @@ def make_impl(config: types.SimpleNamespace) -> Callable:
     """A layer's implementation; `weight` [heads * 256, 512] expands latents."""
     from tsmla.integrations.vllm.decode import TsmlaImpl
 
-    def make(
-        heads: int = 2, cache: str = "auto", window: int | None = None, weight: torch.Tensor | None = None, **dims
-    ):
-        sizes = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, **dims}
+    return functools.partial(made, TsmlaImpl)
 
-        def project(x: torch.Tensor) -> tuple[torch.Tensor]:
-            assert weight is not None
-            return (torch.nn.functional.linear(x, weight),)
 
-        return TsmlaImpl(
-            num_heads=heads,
-            head_size=576,
-            scale=0.1,
-            num_kv_heads=1,
-            alibi_slopes=None,
-            sliding_window=window,
-            kv_cache_dtype=cache,
-            logits_soft_cap=None,
-            attn_type="decoder",
-            kv_sharing_target_layer_name=None,
-            q_lora_rank=None,
-            qk_head_dim=192,
-            kv_b_proj=project,
-            indexer=None,
-            **sizes,
-        )
+@pytest.fixture
+def make_sparse(config: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """The implementation of a layer that chooses its keys: `chosen` [tokens, top_k], positions or -1."""
+    from tsmla.integrations.vllm.sparse import TsmlaSparseImpl
+    from vllm.model_executor.layers.attention import sparse_mla_attention
+    from vllm.v1.attention.backends.mla import sparse_utils
+
+    for module in (sparse_utils, sparse_mla_attention):
+        for name in ("triton_filter_and_convert_dcp_index", "triton_convert_req_index_to_global_index"):
+            monkeypatch.setattr(module, name, rows_of_chosen, raising=False)
+    monkeypatch.setattr(sparse_mla_attention, "get_tensor_model_parallel_world_size", lambda: 1, raising=False)
+
+    def make(chosen: torch.Tensor | None = None, **given) -> TsmlaSparseImpl:
+        impl = made(TsmlaSparseImpl, **given)
+        impl.topk_indices_buffer = chosen
+        return impl
 
     return make
+
+
+def made(
+    kind: type,
+    heads: int = 2,
+    cache: str = "auto",
+    window: int | None = None,
+    weight: torch.Tensor | None = None,
+    **dims,
+) -> Any:
+    sizes = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, **dims}
+
+    def project(x: torch.Tensor) -> tuple[torch.Tensor]:
+        assert weight is not None
+        return (torch.nn.functional.linear(x, weight),)
+
+    return kind(
+        num_heads=heads,
+        head_size=sizes["kv_lora_rank"] + sizes["qk_rope_head_dim"],
+        scale=0.1,
+        num_kv_heads=1,
+        alibi_slopes=None,
+        sliding_window=window,
+        kv_cache_dtype=cache,
+        logits_soft_cap=None,
+        attn_type="decoder",
+        kv_sharing_target_layer_name=None,
+        q_lora_rank=None,
+        qk_head_dim=sizes["qk_nope_head_dim"] + sizes["qk_rope_head_dim"],
+        kv_b_proj=project,
+        indexer=None,
+        **sizes,
+    )
+
+
+def rows_of_chosen(
+    req_id: torch.Tensor,
+    block_table: torch.Tensor,
+    token_indices: torch.Tensor,
+    dcp_size: int = 1,
+    dcp_rank: int = 0,
+    cp_kv_cache_interleave_size: int = 1,
+    BLOCK_SIZE: int = 64,
+    BLOCK_STRIDE_ROWS: int | None = None,
+    NUM_TOPK_TOKENS: int = 2048,
+    return_valid_counts: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """vLLM's kernels that turn positions into rows of the cache, those of other ranks into none, and move what is left
+    to the front."""
+    assert return_valid_counts and NUM_TOPK_TOKENS == token_indices.shape[1]
+    out = torch.full_like(token_indices, -1)
+    counts = torch.zeros(len(out), dtype=torch.int32)
+    for token, positions in enumerate(token_indices.tolist()):
+        for position in positions:
+            group, place = divmod(position, cp_kv_cache_interleave_size)
+            if position < 0 or group % dcp_size != dcp_rank:
+                continue
+            page, row = divmod(group // dcp_size * cp_kv_cache_interleave_size + place, BLOCK_SIZE)
+            first = int(block_table[req_id[token], page]) * (BLOCK_STRIDE_ROWS or BLOCK_SIZE)
+            out[token, counts[token]] = first + row
+            counts[token] += 1
+    return out, counts
 
 
 @pytest.fixture

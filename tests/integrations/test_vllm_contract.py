@@ -7,12 +7,14 @@ docs/start/vllm.md says how.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 import types
 
 import pytest
 import torch
-from mla_layer import BF16, HEADS, SCALE, Problem
+from mla_layer import BF16, HEADS, SCALE, Problem, close
+from stand_in_kernels import rows
 from tsmla.integrations import vllm as plugin
 from tsmla.integrations.vllm import contract
 
@@ -23,7 +25,11 @@ import vllm.model_executor.layers.attention.mla_attention as layer  # noqa: E402
 from tsmla.integrations.vllm.backend import TsmlaBackend  # noqa: E402
 from tsmla.integrations.vllm.builder import TsmlaMetadata, TsmlaMetadataBuilder  # noqa: E402
 from tsmla.integrations.vllm.decode import TsmlaImpl  # noqa: E402
+from tsmla.integrations.vllm.layer import TsmlaLayer  # noqa: E402
 from tsmla.integrations.vllm.prefill import TsmlaPrefill  # noqa: E402
+from tsmla.integrations.vllm.sparse import TsmlaSparseImpl  # noqa: E402
+from tsmla.integrations.vllm.sparse_backend import TsmlaSparseBackend  # noqa: E402
+from tsmla.integrations.vllm.sparse_builder import TsmlaSparseMetadata, TsmlaSparseMetadataBuilder  # noqa: E402
 from vllm.config.attention import AttentionConfig  # noqa: E402
 from vllm.platforms.interface import DeviceCapability  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
@@ -42,40 +48,96 @@ def test_users_may_name_the_backends():
     assert TsmlaBackend.get_name() == decode and TsmlaPrefill.get_name() == prefill
 
 
-def validate(capability: DeviceCapability, **changes) -> list[str]:
+def test_users_may_name_the_sparse_backend(monkeypatch):
+    monkeypatch.setenv("TSMLA_VLLM_SPARSE", "1")
+    registry = importlib.import_module("vllm.v1.attention.backends.registry")
+    if not hasattr(registry.AttentionBackendEnum, "register"):
+        registry.AttentionBackendEnum.CUSTOM.clear_override()
+    try:
+        plugin.register()
+        name, _ = plugin.selected_names(sparse=True)
+        assert AttentionConfig(backend=name.lower()).backend.get_class() is TsmlaSparseBackend
+        assert TsmlaSparseBackend.get_name() == name
+    finally:
+        if name == plugin.CUSTOM:
+            registry.AttentionBackendEnum.CUSTOM.clear_override()
+
+
+def validate(capability: DeviceCapability, backend: type[TsmlaBackend] = TsmlaBackend, **changes) -> list[str]:
     given = {
         "head_size": 576, "dtype": torch.bfloat16, "kv_cache_dtype": "fp8", "block_size": 64, "use_mla": True,
         "has_sink": False, "use_sparse": False, "use_mm_prefix": False, "use_per_head_quant_scales": False,
         "device_capability": capability, "attn_type": "decoder", **changes,
     }  # fmt: skip
-    return TsmlaBackend.validate_configuration(**given)
+    return backend.validate_configuration(**given)
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0), (10, 3)])
 def test_what_vllm_finds_valid(capability):
     place = DeviceCapability(*capability)
     assert validate(place) == []
-    known = inspect.signature(TsmlaBackend.validate_configuration).parameters
-    features = "has_sliding_window", "use_batch_invariant", "use_kv_connector", "use_pcp", "use_dcp"
-    wide = dict.fromkeys(features, True)
-    assert validate(place, **{name: value for name, value in wide.items() if name in known}) == []
+    assert validate(place, kv_cache_dtype="fp8_ds_mla") == []
+    assert validate(place, **known(has_sliding_window=True, **WIDE)) == []
+
+
+WIDE = dict.fromkeys(("use_batch_invariant", "use_kv_connector", "use_dcp", "use_adaptive_verification"), True)
+
+
+def known(**features: bool) -> dict[str, bool]:
+    """Those features that this vLLM has."""
+    parameters = inspect.signature(TsmlaBackend.validate_configuration).parameters
+    return {name: value for name, value in features.items() if name in parameters}
+
+
+@pytest.mark.parametrize("cache", ["auto", "bfloat16", "fp8", "fp8_ds_mla"])
+def test_what_vllm_finds_valid_of_sparse_attention(cache):
+    given = {"backend": TsmlaSparseBackend, "use_sparse": True, "kv_cache_dtype": cache}
+    assert validate(DeviceCapability(9, 0), **given, **known(**WIDE)) == []
+    assert "sparse not supported" in validate(DeviceCapability(9, 0), use_sparse=True)
+    assert "non-sparse not supported" in validate(DeviceCapability(9, 0), TsmlaSparseBackend)
+    assert "attention sinks not supported" in validate(DeviceCapability(9, 0), **given, has_sink=True)
+
+
+def test_pages_lie_whole_rows_apart():
+    interface = importlib.import_module("vllm.v1.kv_cache_interface")
+    if not hasattr(interface.MLAAttentionSpec, "state_content_size_bytes"):
+        pytest.skip("this vLLM asks for no such thing")
+    spec = interface.MLAAttentionSpec(
+        block_size=64, num_kv_heads=1, head_size=576, dtype=torch.uint8, cache_dtype_str="fp8_ds_mla",
+        state_content_bytes=656,
+    )  # fmt: skip
+    assert TsmlaSparseBackend.customize_spec(spec).block_stride_alignment == 656
+
+
+def test_no_prompt_is_masked():
+    """vLLM masks prompts of backends that it knows by name; the plug-in does not."""
+    asks = getattr(layer, "_use_masked_mha", None)
+    if asks is None:
+        pytest.skip("this vLLM masks no prompts")
+    sizes = {"tensor_parallel_size": 1, "qk_head_dim": 192, "v_head_dim": 128, "query_len": 4096, "seq_len": 4096}
+    assert asks(backend_name="FLASHMLA_SPARSE", has_context=False, **sizes)
+    assert not asks(backend_name=plugin.SPARSE, has_context=False, **sizes)
 
 
 def test_what_vllm_refuses():
     assert any("this GPU's is 12.0" in reason for reason in validate(DeviceCapability(12, 0)))
-    assert any("caches of auto" in r for r in validate(DeviceCapability(10, 0), kv_cache_dtype="fp8_ds_mla"))
-    assert validate(DeviceCapability(9, 0), kv_cache_dtype="fp8_ds_mla") == []
     non_causal = validate(DeviceCapability(9, 0), use_non_causal=True)
     says_causal = "causal" in {field.name for field in dataclasses.fields(layer.MLACommonMetadata)}
     assert non_causal == ([] if says_causal else ["non-causal attention not supported"])
 
 
-@pytest.mark.parametrize("ours", [TsmlaBackend, TsmlaMetadataBuilder, TsmlaImpl, TsmlaPrefill])
+OURS = [
+    TsmlaBackend, TsmlaMetadataBuilder, TsmlaLayer, TsmlaImpl, TsmlaPrefill,
+    TsmlaSparseBackend, TsmlaSparseMetadataBuilder, TsmlaSparseImpl,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ours", [ours for ours in OURS if ours is not TsmlaLayer])
 def test_nothing_is_left_abstract(ours):
     assert not ours.__abstractmethods__
 
 
-@pytest.mark.parametrize("ours", [TsmlaBackend, TsmlaMetadataBuilder, TsmlaImpl, TsmlaPrefill])
+@pytest.mark.parametrize("ours", OURS)
 def test_overrides_take_what_they_are_given(ours):
     """Every parameter of a method of vLLM's that the plug-in overrides, but for those that a builder passes itself."""
     for name, method in vars(ours).items():
@@ -113,23 +175,51 @@ def builder(monkeypatch, config) -> TsmlaMetadataBuilder:
     for name in ("empty", "zeros", "tensor"):  # vLLM 0.26 pins memory, which needs a GPU
         made = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *a, make=made, pin_memory=False, **named: make(*a, **named))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     builder = object.__new__(TsmlaMetadataBuilder)
-    builder.__dict__.update(
+    builder.__dict__.update(**common_fields(config), page_size=4, metadata_cls=TsmlaMetadata, q_data_type=BF16)
+    builder.__dict__.update(non_causal_multi_token_decode=False)
+    return builder
+
+
+@pytest.fixture
+def sparse_builder(monkeypatch, builder, config) -> TsmlaSparseMetadataBuilder:
+    """A builder for layers that choose 12 keys for each token, made without a model."""
+
+    def requests_of_tokens(starts: torch.Tensor, out: torch.Tensor, mapped: int, tokens: int) -> torch.Tensor:
+        assert mapped == tokens == starts[-1]
+        out[:tokens] = torch.repeat_interleave(torch.arange(len(starts) - 1), starts.diff())
+        return out
+
+    if importlib.util.find_spec("vllm.v1.attention.ops.metadata"):  # vLLM 0.33 has a kernel for it
+        monkeypatch.setattr("vllm.v1.attention.ops.metadata.compute_token_to_req_indices", requests_of_tokens)
+    config.attention_config.hisparse_config, config.attention_config.sparse_mla_force_mqa = None, False
+    sparse = object.__new__(TsmlaSparseMetadataBuilder)
+    sparse.__dict__.update(
+        **common_fields(config),
+        topk_tokens=12,
+        topk_mask_workspace=None,
+        req_id_per_token_buffer=torch.zeros(400, dtype=torch.int32),
+        kv_cache_spec=types.SimpleNamespace(block_size=4),
+        _context_lens_cpu=torch.zeros(8, dtype=torch.int32),
+    )
+    sparse._init_reorder_batch_threshold(2, supports_spec_as_decode=True, supports_dcp_with_varlen=True)
+    return sparse
+
+
+def common_fields(config: types.SimpleNamespace) -> dict:
+    return dict(
         device=torch.device("cpu"),
         use_pcp=False,
         dcp_world_size=1,
         dcp_local_block_size=1,
         dcp_virtual_block_size=1,
         cp_kv_cache_interleave_size=1,
-        page_size=4,
-        metadata_cls=TsmlaMetadata,
-        q_data_type=BF16,
         dcp_manager=None,
         chunked_prefill_workspace=torch.zeros(32, 576, dtype=BF16),
         chunked_prefill_workspace_size=32,
         model_config=types.SimpleNamespace(get_head_size=lambda: 576, dtype=BF16),
         vllm_config=config,
-        non_causal_multi_token_decode=False,
         _prefill_backend=TsmlaPrefill(
             num_heads=HEADS,
             scale=SCALE,
@@ -140,7 +230,6 @@ def builder(monkeypatch, config) -> TsmlaMetadataBuilder:
             vllm_config=config,
         ),
     )
-    return builder
 
 
 def test_vllms_metadata_of_decodes(builder):
@@ -181,3 +270,24 @@ def test_vllms_metadata_of_prefills(builder, make_impl):
     assert built.prefill.query_start_loc.tolist() == problem.starts
     out = problem.run(make_impl(weight=problem.weight), built.prefill.prefill_backend, context)
     problem.check(out)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_vllms_metadata_of_sparse_attention(sparse_builder, make_sparse):
+    """Decodes of other numbers of tokens, and a prompt of more keys than a token chooses: all are decoded, each token's
+    own list."""
+    table = torch.tensor([[3, 1, 9], [0, 4, 5], [2, 7, 8]], dtype=torch.int32)
+    built = sparse_builder.build(0, common([0, 1, 3, 8], [9, 5, 12], table))
+    assert isinstance(built, TsmlaSparseMetadata)
+    assert (built.num_decodes, built.num_decode_tokens, built.num_prefills) == (2, 3, 1)
+    assert built.req_id_per_token.tolist() == [0, 1, 1, 2, 2, 2, 2, 2] and built.block_size == 4
+    assert built.prefill_max_seq_len == 12 and built.topk_tokens == 12
+    cache = torch.randn(10, 4, 576).to(BF16)
+    chosen = torch.full((8, 12), -1, dtype=torch.int32)
+    chosen[:, :3] = torch.tensor([4, 0, 4], dtype=torch.int32)
+    q = torch.randn(8, HEADS, 576).to(BF16)
+    out, _ = make_sparse(chosen).forward_mqa(q, cache, built, None)
+    for token, request in enumerate(built.req_id_per_token.tolist()):
+        own = cache[table[request, [1, 0, 1]].long(), 0].double()
+        want, _ = rows(0.1 * q[token].double() @ own.T, own[:, :512])
+        close(out[token], want)

@@ -14,32 +14,57 @@ import stub_vllm
 import tomllib
 import torch
 from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import Piece, RowFormat
+from tsmla.identity.variant import Dtype
 from tsmla.integrations import vllm as plugin
 from tsmla.integrations.shared.heads import why_not_prefilled
 from tsmla.integrations.vllm import __main__ as command
-from tsmla.integrations.vllm import contract, options
+from tsmla.integrations.vllm import backend, contract, options, served, sparse_backend
 from tsmla.integrations.vllm.backend import TsmlaBackend
+from tsmla.integrations.vllm.sparse_backend import TsmlaSparseBackend
 from vllm.platforms.interface import DeviceCapability
 
 ROOT = Path(__file__).resolve().parents[2]
+SPARSE_PATH = "tsmla.integrations.vllm.sparse_backend.TsmlaSparseBackend"
 HOPPER, BLACKWELL = DeviceCapability(9, 0), DeviceCapability(10, 0)
 
 
 def stub(monkeypatch: pytest.MonkeyPatch, takes_names: bool) -> types.SimpleNamespace:
     decode, prefill = (stub_vllm.registry(takes_names) for _ in range(2))
-    pairs = ((decode, stub_vllm.add_to(decode), plugin.BACKEND), (prefill, stub_vllm.add_to(prefill), plugin.PREFILL))
-    monkeypatch.setattr(plugin, "_registries", lambda: pairs)
+    offered = (
+        (decode, stub_vllm.add_to(decode), {plugin.NAME: plugin.BACKEND, plugin.SPARSE: plugin.SPARSE_BACKEND}),
+        (prefill, stub_vllm.add_to(prefill), {plugin.NAME: plugin.PREFILL}),
+    )
+    monkeypatch.setattr(plugin, "_registries", lambda: offered)
     return types.SimpleNamespace(decode=decode, prefill=prefill)
 
 
-@pytest.mark.parametrize("takes_names, name", [(True, "TSMLA"), (False, "CUSTOM")])
-def test_registering_twice_is_registering_once(monkeypatch, caplog, takes_names, name):
+@pytest.mark.parametrize("takes_names, name, sparse", [(True, "TSMLA", "TSMLA_SPARSE"), (False, "CUSTOM", "CUSTOM")])
+def test_registering_twice_is_registering_once(monkeypatch, caplog, takes_names, name, sparse):
     registries = stub(monkeypatch, takes_names)
     for _ in range(2):
         plugin.register()
         assert registries.decode[name].get_path() == plugin.BACKEND == "tsmla.integrations.vllm.backend.TsmlaBackend"
         assert registries.prefill[name].get_path() == plugin.PREFILL == "tsmla.integrations.vllm.prefill.TsmlaPrefill"
-    assert plugin.selected_names() == (name, name) and not caplog.records
+        assert not takes_names or registries.decode[sparse].get_path() == SPARSE_PATH == plugin.SPARSE_BACKEND
+    assert plugin.selected_names() == (name, name) and plugin.selected_names(sparse=True) == (sparse, name)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("text, path", [("", plugin.BACKEND), ("0", plugin.BACKEND), ("1", SPARSE_PATH)])
+def test_the_one_place_is_sparse_where_asked(monkeypatch, caplog, text, path):
+    monkeypatch.setenv(options.SPARSE.name, text)
+    registries = stub(monkeypatch, takes_names=False)
+    plugin.register()
+    assert registries.decode["CUSTOM"].get_path() == path
+    assert registries.prefill["CUSTOM"].get_path() == plugin.PREFILL and not caplog.records
+
+
+def test_a_wrong_wish_for_it_names_its_variable(monkeypatch, caplog):
+    monkeypatch.setenv(options.SPARSE.name, "yes")
+    stub(monkeypatch, takes_names=False)
+    plugin.register()
+    assert "TSMLA_VLLM_SPARSE is 'yes'; accepted: 0, 1" in caplog.text
 
 
 def test_a_place_that_is_taken_stays_so(monkeypatch, caplog):
@@ -73,12 +98,16 @@ def test_the_example_names_both_backends():
     }
 
 
-def why(**changes) -> str | None:
+def why(ours: type[TsmlaBackend] = TsmlaBackend, **changes) -> str | None:
     given = {
         "head_size": 576, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": 64, "use_mla": True,
         "has_sink": False, "use_sparse": False, "use_mm_prefix": False, "device_capability": HOPPER, **changes,
     }  # fmt: skip
-    return TsmlaBackend.supports_combination(*given.values())
+    return ours.supports_combination(*given.values())
+
+
+def why_not_sparse(**changes) -> str | None:
+    return why(TsmlaSparseBackend, **{"use_sparse": True, **changes})
 
 
 @pytest.mark.parametrize("capability", [HOPPER, BLACKWELL, DeviceCapability(10, 3)])
@@ -98,18 +127,16 @@ def test_what_is_served(capability, cache, block):
         ({"head_size": 320}, "rows of 576 .512 latent and 64 rope., not of 320"),
         ({"dtype": torch.float32}, "models in float16 and bfloat16, not in float32"),
         ({"kv_cache_dtype": "fp8_ds_mla", "dtype": torch.float16}, "fp8_ds_mla cache into bfloat16"),
-        ({"kv_cache_dtype": "fp8_ds_mla", "use_sparse": True}, "without sparse attention"),
+        ({"use_sparse": True}, "serves dense MLA; for sparse attention, name "),
         ({"kv_cache_dtype": "fp8_e5m2"}, "not of fp8_e5m2"),
         ({"dtype": torch.float16, "kv_cache_dtype": "fp8"}, "fp8 cache into bfloat16 .*the model is in float16"),
         ({"dtype": torch.float16, "kv_cache_dtype": "bfloat16"}, "bfloat16 does not go with a model in float16"),
         ({"block_size": 24}, "pages of 16, 32, 64, 128 keys, of which 24 is no multiple"),
-        ({"has_sink": True, "use_sparse": True}, "without attention sinks or sparse attention"),
+        ({"has_sink": True, "use_mm_prefix": True}, "without attention sinks or full attention to multimodal"),
         ({"use_mla": False}, "without attention that is not MLA"),
     ],
 )
 def test_what_is_refused_says_what_is_served(changes, sentence):
-    import re
-
     reason = why(**changes)
     assert reason is not None and re.search(sentence, reason), reason
 
@@ -122,6 +149,64 @@ def test_rows_with_scales_are_served_where_they_are_decoded(monkeypatch):
     assert re.search(sentence, why(kv_cache_dtype="fp8_ds_mla", device_capability=BLACKWELL) or "")
     assert TsmlaBackend.get_kv_cache_shape(7, 64, 1, 576, "fp8_ds_mla") == (7, 64, 656)
     assert TsmlaBackend.get_kv_cache_shape(7, 64, 1, 576, "fp8") == TsmlaBackend.get_kv_cache_shape(7, 64, 1, 576)
+
+
+@pytest.mark.parametrize("cache", ["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla", None])
+@pytest.mark.parametrize("block", [16, 64, 256, None])
+def test_what_is_served_of_sparse_attention(cache, block):
+    assert why_not_sparse(kv_cache_dtype=cache, block_size=block) is None
+    assert why_not_sparse(dtype=torch.float16) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"use_sparse": False}, "serves layers that choose their keys; for dense MLA, name "),
+        ({"head_size": 320}, "rows of 576 .512 latent and 64 rope., not of 320"),
+        ({"has_sink": True}, "MLA whose layers choose their keys, without attention sinks"),
+        ({"kv_cache_dtype": "nvfp4_ds_mla"}, "not of nvfp4_ds_mla"),
+        ({"dtype": torch.float16, "kv_cache_dtype": "fp8_ds_mla"}, "fp8_ds_mla cache into bfloat16"),
+        ({"device_capability": DeviceCapability(12, 0)}, "this GPU's is 12.0"),
+    ],
+)
+def test_what_is_refused_of_sparse_attention(changes, sentence):
+    reason = why_not_sparse(**changes)
+    assert reason is not None and re.search(sentence, reason), reason
+
+
+@pytest.mark.parametrize("takes_names", [True, False])
+def test_backends_name_each_other(monkeypatch, takes_names):
+    for module in (backend, sparse_backend):
+        monkeypatch.setattr(module, "AttentionBackendEnum", stub_vllm.registry(takes_names))
+    other, back = "TSMLA_SPARSE", "TSMLA"
+    if not takes_names:
+        other, back = (
+            f"CUSTOM {how} in the environment" for how in ("with TSMLA_VLLM_SPARSE=1", "without TSMLA_VLLM_SPARSE")
+        )
+    assert str(why(use_sparse=True)).endswith(f"for sparse attention, name {other}")
+    assert str(why_not_sparse(use_sparse=False)).endswith(f"for dense MLA, name {back}")
+
+
+def test_sparse_attention_is_served_where_chosen_keys_are_decoded(monkeypatch):
+    other_facts.change(monkeypatch, Arch.SM100A, gathered_dtypes=(), gathered_rows=())
+    reason = why_not_sparse(device_capability=BLACKWELL)
+    assert reason == "tsmla's decode of chosen keys (indices) has no kernel for sm_100a yet; it exists for sm_90a"
+    other_facts.change(monkeypatch, Arch.SM100A, gathered_dtypes=(Dtype.BF16,), gathered_rows=())
+    assert why_not_sparse(device_capability=BLACKWELL) is None
+    reason = why_not_sparse(device_capability=BLACKWELL, kv_cache_dtype="fp8_ds_mla")
+    assert "for sm_100a reads rows of bf16, not of" in str(reason)
+
+
+def test_rows_are_those_that_tsmla_has(monkeypatch):
+    """A row of other columns is served as soon as operators have it."""
+    without_rope = RowFormat((Piece("latent", Dtype.BF16, 512),))
+    monkeypatch.setitem(served.ROWS, "bf16_without_rope", without_rope)
+    monkeypatch.setitem(served.SHAPES, 512, without_rope)
+    assert served.decode_dtypes(torch.bfloat16, "auto", 512) == (Dtype.BF16, Dtype.BF16, without_rope)
+    assert why_not_sparse(head_size=512) is not None
+    monkeypatch.setattr(served, "why_unsupported", lambda variant: None)
+    assert why_not_sparse(head_size=512) is None and 512 in TsmlaSparseBackend.get_supported_head_sizes()
+    assert "no fp8_ds_mla cache with rows of 512" in str(why_not_sparse(head_size=512, kv_cache_dtype="fp8_ds_mla"))
 
 
 def test_float16_is_served_without_fp8():
@@ -150,6 +235,17 @@ def test_the_backends_promises():
     assert TsmlaBackend.supports_device_cpu_query_lens_mismatch()
     impl = TsmlaBackend.get_impl_cls()
     assert impl.can_return_lse_for_decode and impl.supports_dcp and impl.lse_base_on_e is False
+
+
+def test_the_sparse_backends_promises():
+    (size,) = TsmlaSparseBackend.get_supported_kernel_block_sizes()
+    assert size.base == 16 and TsmlaSparseBackend.get_preferred_block_size(16) == 64
+    assert TsmlaSparseBackend.is_sparse() and not TsmlaBackend.is_sparse()
+    assert not TsmlaSparseBackend.supports_sliding_window() and not TsmlaSparseBackend.supports_non_causal()
+    assert TsmlaSparseBackend.supports_batch_invariance()
+    assert TsmlaSparseBackend.supports_device_cpu_query_lens_mismatch()
+    with pytest.raises(NotImplementedError):
+        TsmlaSparseBackend.get_kv_cache_stride_order(True)
 
 
 @pytest.mark.parametrize("text", ["0", "1025", "-1", "4.0", "many", "²"])
@@ -197,5 +293,9 @@ def test_the_command_says_what_to_write(monkeypatch, capsys):
     assert command.main() == 0
     text = capsys.readouterr().out
     assert '{"backend": "TSMLA", "mla_prefill_backend": "TSMLA"}' in text and options.FP8_PREFILL.name in text
+    assert "(sparse attention): TSMLA_SPARSE as the backend\n" in text
+    stub(monkeypatch, takes_names=False)
+    assert command.main() == 0
+    assert "(sparse attention): CUSTOM as the backend, and TSMLA_VLLM_SPARSE=1" in capsys.readouterr().out
     monkeypatch.setattr(contract, "broken", lambda: ["x has no y"])
     assert command.main() == 1 and "does not fit: x has no y" in capsys.readouterr().out

@@ -18,10 +18,14 @@ _MANY_REQUESTS = 1 << 16
 """A batch beyond which workspaces grow no more: every SM has shares of two requests by then."""
 
 
-def decode_kernels(arch: Arch, dtype: Dtype, out_dtype: Dtype, row: RowFormat, lse: bool) -> None:
-    """Load the decode kernel, and, where rows have scales, the kernel that reads such rows for prefills over
-    context."""
-    variants: list[Variant] = [DecodeVariant(arch, dtype, out_dtype, lse, row)]
+def decode_kernels(
+    arch: Arch, dtype: Dtype, out_dtype: Dtype, row: RowFormat, lse: bool, gathers: bool = False
+) -> None:
+    """Load the decode kernel, and, where rows have scales, the kernel that reads such rows for prefills over context.
+
+    gathers: it is the decode of chosen keys, which always writes an LSE.
+    """
+    variants: list[Variant] = [DecodeVariant(arch, dtype, out_dtype, lse or gathers, row, gathers)]
     if row.scales is not None:
         variants.append(ReadCacheVariant(arch, dtype, row))
     _load(variants)

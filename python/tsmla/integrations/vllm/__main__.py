@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from . import contract, options, register, selected_names
+from . import CUSTOM, contract, options, register, selected_names
 
 _GROUP = "vllm.general_plugins"
 
@@ -35,6 +35,9 @@ def main() -> int:
     print("contract: fits")
     print(f"flags: vllm serve MODEL --attention-config '{json.dumps(chosen)}'")
     print(f"  LLM(model=..., attention_config={chosen})")
+    sparse, _ = selected_names(sparse=True)
+    unless_named = f", and {options.SPARSE.name}=1 in the environment" if sparse == CUSTOM else ""
+    print(f"  layers that choose their keys (sparse attention): {sparse} as the backend{unless_named}")
     print("  --kv-cache-dtype fp8 for a cache in e4m3; docs/start/vllm.md says what is supported")
     for setting in options.SETTINGS:
         value = os.environ.get(setting.name) or f"unset: {setting.default}"

@@ -1,4 +1,6 @@
-"""The decode backend as vLLM selects it: what it is called, what it serves, and its builder and implementation."""
+"""The decode backend as vLLM selects it: what it is called, what it serves, and its builder and implementation.
+
+`sparse_backend` has the one for layers that choose their keys."""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from tsmla.identity.row_format import ROWS
 from tsmla.integrations.shared.gpus import arch_of
 
-from . import name_in, served
+from . import SPARSE, name_in, options, served
 from .builder import TsmlaMetadataBuilder
 from .decode import TsmlaImpl
 
@@ -46,7 +48,7 @@ class TsmlaBackend(MLACommonBackend):
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
-        return [served.ROW]
+        return sorted(served.SHAPES)
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
@@ -61,6 +63,10 @@ class TsmlaBackend(MLACommonBackend):
         """Return the cache's shape: rows of elements, or of bytes where they have scales (vLLM 0.26)."""
         row = ROWS[cache_dtype_str].bytes if cache_dtype_str in served.ROWS_CACHES else head_size
         return num_blocks, block_size, row
+
+    @classmethod
+    def is_sparse(cls) -> bool:
+        return False
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
@@ -99,10 +105,22 @@ class TsmlaBackend(MLACommonBackend):
         *_: Any,
         **__: Any,
     ) -> str | None:
+        if use_sparse != cls.is_sparse():
+            return cls._other_backend()
         unserved = {
             "attention that is not MLA": not use_mla,
             "attention sinks": has_sink,
-            "sparse attention": use_sparse,
             "full attention to multimodal prefixes": use_mm_prefix,
         }
-        return served.why_not_decoded(head_size, dtype, kv_cache_dtype, block_size, device_capability, unserved)
+        return served.why_not_decoded(
+            head_size, dtype, kv_cache_dtype, block_size, device_capability, unserved, cls.is_sparse()
+        )
+
+    @classmethod
+    def _other_backend(cls) -> str:
+        """Say what to name instead for the layers that this backend is not for."""
+        if name_in(AttentionBackendEnum, SPARSE) == SPARSE:
+            named = SPARSE
+        else:
+            named = f"{cls.get_name()} with {options.SPARSE.name}=1 in the environment"
+        return f"this backend of tsmla's serves dense MLA; for sparse attention, name {named}"

@@ -15,6 +15,8 @@ KNOWN = ("0.26.0", "0.33.0")
 """Versions of vLLM whose code was read, and with which the contract tests have passed."""
 _LAYER = "vllm.model_executor.layers.attention.mla_attention"
 _BACKEND = "vllm.v1.attention.backend"
+_SPARSE = "vllm.model_executor.layers.attention.sparse_mla_attention"
+_ROWS = "vllm.v1.attention.backends.mla.sparse_utils"
 _PREFILL = "vllm.v1.attention.backends.mla.prefill"
 
 
@@ -23,13 +25,15 @@ class Function:
     """Parameters that the plug-in counts on, separated by spaces.
 
     exactly: vLLM calls the plug-in's, which would not know another parameter. Otherwise the plug-in calls vLLM's, whose
-    other parameters have defaults. also: parameters of some versions, which the plug-in knows too.
+    other parameters have defaults. also: parameters of some versions, which the plug-in knows too. beside: what a vLLM
+    has if it has the function; the clause does not concern others.
     """
 
     path: str
     parameters: str
     exactly: bool = False
     also: str = ""
+    beside: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Names:
     names: str
 
 
+_CONVERTS = f"{_SPARSE}:SparseMLACommonMetadata"
+"""What a vLLM has that turns positions of chosen keys into rows of the cache itself."""
 CONTRACT: tuple[Function | Names, ...] = (
     Function("vllm.v1.attention.backends.registry:register_backend", "backend class_path"),
     Function(f"{_PREFILL}.registry:register_mla_prefill_backend", "backend class_path"),
@@ -107,6 +113,37 @@ CONTRACT: tuple[Function | Names, ...] = (
     ),
     Function(f"{_PREFILL}.base:MLAPrefillBackend.validate_configuration", "device_capability selector_config"),
     Function(
+        f"{_SPARSE}:SparseMLACommonImpl.__init__",
+        "self num_heads head_size scale num_kv_heads alibi_slopes sliding_window kv_cache_dtype logits_soft_cap "
+        "attn_type kv_sharing_target_layer_name kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim kv_b_proj "
+        "topk_indices_buffer",
+    ),
+    Function(
+        f"{_SPARSE}:SparseMLACommonImpl.forward_mha",
+        "self q kv_c_normed k_pe kv_c_and_k_pe_cache attn_metadata k_scale output output_scale",
+        exactly=True,
+    ),
+    Function(f"{_SPARSE}:SparseMLACommonImpl.forward_mqa", "self q kv_c_and_k_pe_cache attn_metadata layer"),
+    Function(
+        f"{_SPARSE}:SparseMLACommonImpl._forward_mqa_kernel",
+        "self q kv_cache topk_indices valid_counts layer block_size is_decode",
+        exactly=True,
+        beside=_CONVERTS,
+    ),
+    Function(f"{_SPARSE}:SparseMLACommonMetadataBuilder.__init__", "self kv_cache_spec layer_names vllm_config device"),
+    Function(
+        f"{_SPARSE}:SparseMLACommonMetadataBuilder._init_reorder_batch_threshold",
+        "self reorder_batch_threshold supports_spec_as_decode supports_dcp_with_varlen",
+    ),
+    Function(
+        f"{_ROWS}:triton_filter_and_convert_dcp_index",
+        "req_id block_table token_indices dcp_size dcp_rank cp_kv_cache_interleave_size BLOCK_SIZE NUM_TOPK_TOKENS "
+        "return_valid_counts",
+    ),
+    Function(f"{_ROWS}:flat_kv_row_view", "kv_cache block_size", beside=_CONVERTS),
+    Function(f"{_ROWS}:align_blocks_to_rows", "spec", beside=_CONVERTS),
+    Names(f"{_BACKEND}:MultipleOf", "base"),
+    Function(
         "vllm._custom_ops:gather_and_maybe_dequant_cache",
         "src_cache dst block_table cu_seq_lens token_to_seq num_tokens kv_cache_dtype scale seq_starts",
     ),
@@ -140,6 +177,8 @@ def broken(contract: tuple[Function | Names, ...] = CONTRACT) -> list[str]:
 
 def _complaints(clause: Function | Names) -> Iterator[str]:
     try:
+        if isinstance(clause, Function) and clause.beside and not _is_there(clause.beside):
+            return
         found = _found(clause.path)
     except (ImportError, AttributeError) as error:
         yield f"{clause.path} is not there: {error}"
@@ -159,6 +198,14 @@ def _complaints(clause: Function | Names) -> Iterator[str]:
         unknown = set(parameters) - {*clause.parameters.split(), *clause.also.split()}
         if unknown:
             yield f"{clause.path} takes {', '.join(sorted(unknown))}, which the plug-in does not know"
+
+
+def _is_there(path: str) -> bool:
+    try:
+        _found(path)
+    except AttributeError:
+        return False
+    return True
 
 
 def _found(path: str) -> Any:

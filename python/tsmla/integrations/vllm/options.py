@@ -20,15 +20,31 @@ DECODE_THRESHOLD = Setting(
     "128",
     "requests of up to so many new tokens, whatever others have, read the cache as decodes do and are not prefilled",
 )
-SETTINGS = (FP8_PREFILL, DECODE_THRESHOLD)
+SPARSE = Setting(
+    "TSMLA_VLLM_SPARSE",
+    "0, 1",
+    "0",
+    "1: CUSTOM is the backend for sparse attention; for vLLM 0.26, which takes no name such as TSMLA_SPARSE",
+)
+SETTINGS = (FP8_PREFILL, DECODE_THRESHOLD, SPARSE)
 _MOST = 1024
 
 
 def fp8_prefill(vllm_config: Any) -> bool:
-    text = os.environ.get(FP8_PREFILL.name) or ""
+    given = _flag(FP8_PREFILL)
+    return bool(vllm_config.attention_config.use_prefill_query_quantization) if given is None else given
+
+
+def sparse() -> bool:
+    return bool(_flag(SPARSE))
+
+
+def _flag(setting: Setting) -> bool | None:
+    """Read a setting that is 0 or 1; None when it is unset."""
+    text = os.environ.get(setting.name) or ""
     if text not in ("", "0", "1"):
-        raise SettingError(f"{FP8_PREFILL.name} is {text!r}; accepted: {FP8_PREFILL.accepted}")
-    return text == "1" if text else bool(vllm_config.attention_config.use_prefill_query_quantization)
+        raise SettingError(f"{setting.name} is {text!r}; accepted: {setting.accepted}")
+    return text == "1" if text else None
 
 
 def decode_threshold() -> int:

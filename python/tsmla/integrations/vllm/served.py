@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from tsmla.identity.row_format import ROWS, RowFormat, uniform_row
-from tsmla.identity.support import LATENT_DIM, ROPE_DIM
-from tsmla.identity.variant import Dtype
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS, RowFormat
+from tsmla.identity.support import DECODE_OUT_DTYPES, why_unsupported
+from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.integrations.shared.gpus import arch_of, why_no_gpu
 from tsmla.integrations.shared.heads import name_of
 from tsmla.operators.checks import TORCH_DTYPES
 
-ROW = LATENT_DIM + ROPE_DIM
 DTYPES = [torch.float16, torch.bfloat16]
 """Dtypes of models."""
 FP8_CACHES = ("fp8", "fp8_e4m3")
@@ -26,6 +26,15 @@ PAGES = [16, 32, 64, 128]
 PREFERRED_PAGE = 64
 
 
+def _plain(row: RowFormat) -> bool:
+    """Whether a row is of one dtype, without scales, so that vLLM's names of dtypes do for it."""
+    return row.scales is None and len({piece.dtype for piece in row.pieces}) == 1
+
+
+SHAPES = {row.columns: row for row in ROWS.values() if _plain(row)}
+"""Elements of a cache row, latent and rope -> a row that has so many."""
+
+
 def why_not_decoded(
     head_size: int,
     dtype: torch.dtype,
@@ -33,46 +42,71 @@ def why_not_decoded(
     block_size: int | None,
     capability: Any,
     unserved: dict[str, bool],
+    sparse: bool = False,
 ) -> str | None:
     """Return a sentence that says why a layer is not decoded and what is; None when it is decoded.
 
     unserved: features that no MLA layer gets from tsmla, and whether this one wants them.
+    sparse: the layer chooses its keys.
     """
 
     def reasons() -> Iterator[str]:
         if reason := why_no_gpu(capability):
             yield reason
-        if head_size != ROW:
-            yield f"tsmla decodes cache rows of {ROW} ({LATENT_DIM} latent and {ROPE_DIM} rope), not of {head_size}"
+        if head_size not in SHAPES:
+            yield f"tsmla decodes cache rows of {_listed(map(_shape, SHAPES.values()))}, not of {head_size}"
         if dtype not in DTYPES:
             yield f"tsmla serves models in {' and '.join(map(name_of, DTYPES))}, not in {name_of(dtype)}"
         arch = arch_of(capability)
         if cache in ROWS_CACHES and arch is not None and cache not in arch.facts.decode_rows:
-            others = ", ".join(name for name in CACHES if name not in ROWS_CACHES)
+            others = _listed(name for name in CACHES if name not in ROWS_CACHES)
             yield (
                 f"tsmla writes and reads {cache} rows (mla_write_cache, mla_read_cache) but has no decode of them for "
                 f"{arch} yet; it decodes caches of {others}"
             )
         elif cache is not None and cache not in CACHES:
-            yield f"tsmla reads caches of {', '.join(CACHES)}, not of {cache}"
+            yield f"tsmla reads caches of {_listed(CACHES)}, not of {cache}"
         elif cache in (*FP8_CACHES, *ROWS_CACHES) and dtype is not torch.bfloat16:
             model = name_of(dtype)
             yield f"tsmla decodes an {cache} cache into bfloat16 (--dtype bfloat16), and the model is in {model}"
         elif OWN_CACHES.get(cache or "", dtype) is not dtype:
             model = name_of(dtype)
             yield f"tsmla decodes with queries of the cache's dtype: {cache} does not go with a model in {model}"
+        elif arch is not None and head_size in SHAPES and dtype in DTYPES:
+            yield from _no_kernel(arch, head_size, dtype, cache or "auto", sparse)
         if block_size is not None and block_size % PAGES[0]:
-            yield f"tsmla reads pages of {', '.join(map(str, PAGES))} keys, of which {block_size} is no multiple"
+            yield f"tsmla reads pages of {_listed(PAGES)} keys, of which {block_size} is no multiple"
         if wanted := [feature for feature, wants in unserved.items() if wants]:
-            yield f"tsmla's vLLM plug-in serves dense causal and non-causal MLA, without {' or '.join(wanted)}"
+            what = "MLA whose layers choose their keys" if sparse else "dense causal and non-causal MLA"
+            yield f"tsmla's vLLM plug-in serves {what}, without {' or '.join(wanted)}"
 
     return "; ".join(reasons()) or None
 
 
-def decode_dtypes(dtype: torch.dtype, cache: str) -> tuple[Dtype, Dtype, RowFormat]:
-    """Return the dtypes of a decode's query and output, and the cache's rows. dtype: the model's. cache: its name in
-    vLLM."""
-    if cache in FP8_CACHES:
-        return Dtype.E4M3, Dtype.BF16, uniform_row(Dtype.E4M3)
-    own = TORCH_DTYPES[dtype]
-    return own, own, ROWS[cache] if cache in ROWS_CACHES else uniform_row(own)
+def _no_kernel(arch: Arch, head_size: int, dtype: torch.dtype, cache: str, sparse: bool) -> Iterator[str]:
+    """Yield why the kernel that a layer needs does not exist."""
+    if (dtypes := decode_dtypes(dtype, cache, head_size)) is None:
+        yield f"tsmla has no {cache} cache with rows of {head_size} elements"
+        return
+    query, out, row = dtypes
+    if reason := why_unsupported(DecodeVariant(arch, query, out, True, row, gathers=sparse)):
+        yield f"tsmla's {reason}"
+
+
+def decode_dtypes(dtype: torch.dtype, cache: str, head_size: int) -> tuple[Dtype, Dtype, RowFormat] | None:
+    """Return the dtypes of a decode's query and output, and the cache's rows; None where there are no such rows.
+
+    dtype: the model's. cache: its name in vLLM. head_size: elements of a row.
+    """
+    query = Dtype.E4M3 if cache in FP8_CACHES else TORCH_DTYPES[dtype]
+    rows = [ROWS[cache]] if cache in ROWS_CACHES else [r for r in ROWS.values() if _plain(r) and r.dtype is query]
+    row = next((row for row in rows if row.columns == head_size), None)
+    return None if row is None else (query, DECODE_OUT_DTYPES[query], row)
+
+
+def _shape(row: RowFormat) -> str:
+    return f"{row.columns} ({' and '.join(f'{piece.columns} {piece.name}' for piece in row.pieces)})"
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,109 @@
+"""The implementation of an MLA layer that chooses its keys (sparse attention) for vLLM.
+
+The layer's indexer writes lists of positions for each query token. vLLM turns them into rows of the cache, without
+those of other ranks, and `tsmla_decode` takes such lists. Prompts of no more keys than a list names are prefilled as
+those of dense layers; all other tokens, of prompts too, are decoded, each with its own list.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.attention.sparse_mla_attention import SparseMLACommonImpl
+from vllm.v1.attention.backends.mla import sparse_utils
+
+from tsmla.operators.decode import tsmla_decode
+
+from .layer import TsmlaLayer
+from .sparse_builder import TsmlaSparseMetadata
+
+_VLLM_CONVERTS = hasattr(SparseMLACommonImpl, "_forward_mqa_kernel")
+"""vLLM 0.33 turns positions into rows of the cache itself. vLLM 0.26 leaves it to the backend."""
+
+
+class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
+    """Decodes the keys that each query token chose."""
+
+    gathers: bool = True
+    group_conversion_decode_only: bool = True
+    """Layers that share an indexer share its lists of rows in decodes; a single layer has no use for vLLM's second
+    stream (asked by vLLM 0.33)."""
+
+    def _prepared(self, config: Any, sliding_window: int | None) -> int:
+        if sliding_window is not None:
+            raise NotImplementedError("tsmla decodes chosen keys without a sliding window")
+        return 1
+
+    def forward_mqa(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: TsmlaSparseMetadata,
+        layer: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Decode: return the output [tokens, heads, 512] and, under context parallelism, the LSE [tokens, heads].
+
+        q: [tokens, heads, 576], or its parts of 512 and 64; e4m3 for an FP8 cache whose rows have no scales.
+        """
+        if _VLLM_CONVERTS:
+            return super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
+        tokens = (q[0] if isinstance(q, tuple) else q).shape[0]
+        positions = self.topk_indices_buffer[:tokens]
+        slots, counts = sparse_utils.triton_filter_and_convert_dcp_index(
+            attn_metadata.req_id_per_token[:tokens],
+            attn_metadata.block_table,
+            positions,
+            dcp_size=self.dcp_world_size,
+            dcp_rank=self.dcp_rank,
+            cp_kv_cache_interleave_size=attn_metadata.cp_kv_cache_interleave_size,
+            BLOCK_SIZE=attn_metadata.block_size,
+            NUM_TOPK_TOKENS=positions.shape[1],
+            return_valid_counts=True,
+        )
+        return self._attend(q, kv_c_and_k_pe_cache, slots, counts, layer)
+
+    def _forward_mqa_kernel(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_cache: torch.Tensor,
+        topk_indices: torch.Tensor,
+        valid_counts: torch.Tensor,
+        *,
+        layer: Any,
+        block_size: int,
+        is_decode: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Decode a batch whose indices count rows of memory: pages may lie further apart than their rows are long, and
+        what lies between them counts, too."""
+        rows, _ = sparse_utils.flat_kv_row_view(kv_cache, block_size)
+        return self._attend(q, rows.unsqueeze(1), topk_indices, valid_counts, layer)
+
+    def _attend(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_cache: torch.Tensor,
+        slots: torch.Tensor,
+        counts: torch.Tensor,
+        layer: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Decode each token's list of slots, page x page_size + row of `kv_cache`, as far as its count says."""
+        heads = (q[0] if isinstance(q, tuple) else q).shape[1]
+        softmax_scale, output_scale = self._factors(layer)
+        result = tsmla_decode(
+            self._query(q),
+            kv_cache,
+            self._workspace(heads, kv_cache.device),
+            self.kv_lora_rank,
+            self.qk_rope_head_dim,
+            None,
+            None,
+            None,
+            softmax_scale,
+            output_scale,
+            return_lse=self.need_to_return_lse_for_decode,
+            batch_invariant=self._batch_invariant,
+            indices=slots,
+            topk_length=counts,
+        )
+        return result if isinstance(result, tuple) else (result, None)

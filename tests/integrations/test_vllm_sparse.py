@@ -1,0 +1,246 @@
+"""The vLLM plug-in's sparse attention, on metadata as vLLM makes it, against attention over each token's own keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import types
+
+import pytest
+import torch
+from mla_layer import Problem
+from stand_in_kernels import rows
+from tsmla.identity.arch import Arch
+from tsmla.identity.plan import plan_decode
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.variant import DecodeVariant, Dtype, ReadCacheVariant
+from tsmla.integrations.shared import ready as shared_ready
+from tsmla.integrations.vllm import options, ready, sparse
+from tsmla.integrations.vllm.prefill import TsmlaPrefill
+from tsmla.integrations.vllm.sparse_builder import TsmlaSparseMetadataBuilder
+from tsmla.problems.pages import page_tables, put_keys
+from tsmla.problems.rows import numbers_in, stored_as
+
+PAGE, SCALE = 16, 0.1
+LAYER = types.SimpleNamespace(_q_scale_float=0.5, _k_scale_float=0.25)
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+CONVERTED_BY = ["vllm", "plugin"] if sparse._VLLM_CONVERTS else ["plugin"]
+"""Who turns positions into rows of the cache: vLLM 0.33, or the plug-in for vLLM 0.26."""
+
+
+@pytest.fixture(params=CONVERTED_BY)
+def converted_by(request, monkeypatch) -> str:
+    monkeypatch.setattr(sparse, "_VLLM_CONVERTS", request.param == "vllm")
+    return request.param
+
+
+@dataclasses.dataclass
+class Batch:
+    """Query tokens of requests, in a cache whose other rows, and the rows between its pages, are NaN.
+
+    chosen: positions [tokens, top_k] of each token's keys, -1 behind them; one stands twice.
+    """
+
+    keys: list[torch.Tensor]
+    requests: list[int]
+    chosen: torch.Tensor
+
+    @classmethod
+    def drawn(cls, lengths: list[int], requests: list[int], top_k: int, counts: list[int]) -> Batch:
+        chosen = torch.full((len(requests), top_k), -1, dtype=torch.int32)
+        for token, (request, count) in enumerate(zip(requests, counts, strict=True)):
+            chosen[token, :count] = torch.randint(0, lengths[request], (count,), dtype=torch.int32)
+        return cls([torch.randn(n, 576).to(BF16) for n in lengths], requests, chosen)
+
+    def stored(self, gap: int = 0, owned: list[torch.Tensor] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the cache and its page table. gap: rows between pages. owned: the keys of this rank."""
+        owned = self.keys if owned is None else owned
+        table, pages = page_tables([len(own) for own in owned], PAGE, spare_pages=1, spare_columns=1, unused=0)
+        pool = torch.full((pages, PAGE + gap, 576), math.nan, dtype=BF16)
+        put_keys(pool[:, :PAGE], table, owned)
+        return pool[:, :PAGE], table
+
+    def metadata(self, table: torch.Tensor, interleave: int = 1) -> types.SimpleNamespace:
+        return types.SimpleNamespace(
+            req_id_per_token=torch.tensor([*self.requests, 0, 0], dtype=torch.int32),
+            block_table=table,
+            block_size=PAGE,
+            cp_kv_cache_interleave_size=interleave,
+            num_decode_tokens=len(self.requests),
+        )
+
+    def expected(self, q: torch.Tensor, scale: float = SCALE, out_scale: float = 1.0) -> torch.Tensor:
+        """Attention of every token in turn, q [tokens, heads, 576], over the keys of its list."""
+        outs = []
+        for query, request, positions in zip(q.double(), self.requests, self.chosen.long(), strict=True):
+            own = self.keys[request][positions[positions >= 0]].double()
+            outs.append(out_scale * rows(scale * query @ own.T, own[:, :512])[0])
+        return torch.stack(outs)
+
+
+def close(got: torch.Tensor, want: torch.Tensor, atol: float = 4e-3) -> None:
+    torch.testing.assert_close(got.double(), want, rtol=1.5e-2, atol=atol)
+
+
+def some() -> Batch:
+    """Decodes, a request of several tokens, a token that chose nothing and one that chose all that it may."""
+    return Batch.drawn([5, 70, 33], [0, 1, 1, 1, 2], 24, [3, 24, 0, 7, 23])
+
+
+@pytest.mark.parametrize("heads", [1, 3, 128])
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("gap", [0, 3])
+def test_each_token_sees_the_keys_it_chose(kernels, make_sparse, converted_by, heads, joined, gap):
+    batch = some()
+    cache, table = batch.stored(gap)
+    parts = torch.randn(heads, 5, 512).to(BF16).transpose(0, 1), torch.randn(5, heads + 1, 64).to(BF16)[:, :heads]
+    q = torch.cat(parts, -1)
+    impl = make_sparse(batch.chosen, heads=heads)
+    out, lse = impl.forward_mqa(q if joined else parts, cache, batch.metadata(table), LAYER)
+    assert lse is None and out.shape == (5, heads, 512) and out.dtype == BF16
+    assert kernels.asked == [DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, gathers=True)]
+    close(out, batch.expected(q))
+    assert (out[2] == 0).all()
+
+
+def test_an_fp8_cache_has_the_layers_scales(kernels, make_sparse, converted_by):
+    batch = some()
+    batch.keys = [own.to(E4M3).to(BF16) for own in batch.keys]
+    cache, table = batch.stored()
+    q = torch.randn(5, 2, 576).to(E4M3)
+    out, _ = make_sparse(batch.chosen, cache="fp8").forward_mqa(q, cache.to(E4M3), batch.metadata(table), LAYER)
+    close(out, batch.expected(q.float(), SCALE * 0.5 * 0.25, 0.25))
+
+
+@pytest.mark.parametrize("gap", [0, 2])
+def test_rows_of_656_bytes(kernels, make_sparse, converted_by, gap):
+    row = ROWS["fp8_ds_mla"]
+    batch = some()
+    batch.keys = [numbers_in(row, stored_as(row, own)).to(BF16) for own in batch.keys]
+    cache, table = batch.stored(gap)
+    pool = torch.full((len(cache), PAGE + gap, 656), 255, dtype=torch.uint8)
+    pool[:, :PAGE] = stored_as(row, cache).view(torch.uint8)
+    impl = make_sparse(batch.chosen, cache="fp8_ds_mla")
+    assert not impl.supports_quant_query_input
+    q = torch.randn(5, 2, 576).to(BF16)
+    out, _ = impl.forward_mqa(q, pool[:, :PAGE], batch.metadata(table), LAYER)
+    assert kernels.asked == [DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, row, gathers=True)]
+    close(out, batch.expected(q), atol=0.03)
+
+
+@pytest.mark.parametrize("world, interleave", [(2, 1), (4, 16), (3, 4)])
+def test_ranks_of_context_parallelism_merge_to_the_whole(kernels, make_sparse, converted_by, world, interleave):
+    """With the base that the implementation declares, as vLLM merges. One token's keys are all on one rank, one chose
+    nothing."""
+    batch = Batch.drawn([5, 70], [0, 1, 1, 1], 24, [3, 24, 1, 0])
+    q = torch.randn(4, 2, 576).to(BF16)
+    outs, lses = [], []
+    for rank in range(world):
+        owned = [k[torch.arange(len(k)) // interleave % world == rank] for k in batch.keys]
+        cache, table = batch.stored(1, owned)
+        impl = make_sparse(batch.chosen)
+        impl.dcp_world_size, impl.dcp_rank, impl.need_to_return_lse_for_decode = world, rank, True
+        out, lse = impl.forward_mqa(q, cache, batch.metadata(table, interleave), LAYER)
+        assert lse is not None and lse.shape == (4, 2) and not out.isnan().any()
+        outs.append(out.double())
+        lses.append(lse.double() * (1.0 if impl.lse_base_on_e else math.log(2)))
+    assert torch.stack(lses)[:, 2].isneginf().sum() == 2 * (world - 1)
+    assert torch.stack(lses)[:, 3].isneginf().all()
+    weights = torch.softmax(torch.stack(lses), 0).nan_to_num(0.0)
+    close((weights[..., None] * torch.stack(outs)).sum(0), batch.expected(q))
+
+
+@pytest.mark.skipif("vllm" not in CONVERTED_BY, reason="this vLLM calls no such method")
+def test_rows_that_no_slot_has_are_hidden(kernels, make_sparse):
+    """In front, in the middle, behind the count; rows between pages are counted by vLLM, and nobody names them."""
+    batch = some()
+    cache, _ = batch.stored(gap=3)
+    rows_of_memory = (len(cache) - 1) * (PAGE + 3) + PAGE
+    indices = torch.tensor([[-1, 0, rows_of_memory, PAGE + 3 + 1, -(2**31), 2**31 - 1, 0, 1]], dtype=torch.int32)
+    cache[:2] = torch.randn(2, PAGE, 576).to(BF16)
+    q = torch.randn(1, 2, 576).to(BF16)
+    out, _ = make_sparse()._forward_mqa_kernel(
+        q, cache, indices, torch.tensor([7], dtype=torch.int32), layer=LAYER, block_size=PAGE, is_decode=True
+    )
+    own = torch.stack((cache[0, 0], cache[1, 1], cache[0, 0])).double()
+    close(out, rows(SCALE * q[0].double() @ own.T, own[:, :512])[0][None])
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("rope", [64, 0])
+def test_what_the_operator_is_asked(kernels, make_sparse, monkeypatch, wanted, rope):
+    """Batch invariance as vLLM wants it, and no rope piece of models that have none."""
+    asked = []
+    monkeypatch.setattr("vllm.envs.VLLM_BATCH_INVARIANT", wanted, raising=False)
+    monkeypatch.setattr(sparse, "tsmla_decode", lambda *given, **named: asked.append((given, named)) or given[0])
+    batch = some()
+    cache, table = batch.stored()
+    impl = make_sparse(batch.chosen)
+    impl.qk_rope_head_dim = rope
+    q = torch.randn(5, 2, 512).to(BF16), torch.randn(5, 2, rope).to(BF16)
+    impl.forward_mqa(q, cache, batch.metadata(table), LAYER)
+    (query, _, _, *dims), named = asked[0]
+    assert query is (q if rope else q[0]) and dims[:2] == [512, rope] and named["batch_invariant"] is wanted
+
+
+@pytest.mark.parametrize("style", ["old", "new_style"])
+@pytest.mark.usefixtures("vllm_ops")
+def test_short_prompts_are_prefilled_as_dense_ones(kernels, config, make_sparse, style):
+    problem = Problem([21, 0, 9, 40], [3, 4, 1, 7])
+    row = ROWS["fp8_ds_mla"]
+    problem.cache = stored_as(row, problem.cache).view(torch.uint8)
+    for keys, context in zip(problem.keys, problem.contexts, strict=True):
+        keys[:context] = numbers_in(row, stored_as(row, keys[:context]))
+    backend = TsmlaPrefill(
+        num_heads=2, scale=0.07, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        vllm_config=config,
+    )  # fmt: skip
+    impl = make_sparse(weight=problem.weight, cache="fp8_ds_mla")
+    problem.check(problem.run(impl, backend, getattr(problem, style)(12)))
+    assert ReadCacheVariant(Arch.SM90A, Dtype.BF16, row) in kernels.asked
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("heads", [1, 16, 128])
+def test_the_reserved_workspace_does_for_every_batch(heads):
+    most = ready.workspace_bytes(heads, 1, torch.device("cuda"))
+    draw = random.Random(heads)
+    for _ in range(300):
+        tokens, longest = int(2 ** draw.uniform(0, 14)), int(2 ** draw.uniform(0, 12))
+        assert plan_decode(Arch.SM90A, 132, tokens, 1, heads, longest).workspace_bytes <= most
+
+
+@pytest.mark.usefixtures("kernels")
+def test_kernels_are_loaded_when_a_layer_is_made(monkeypatch, make_sparse):
+    loaded = []
+    monkeypatch.setattr(ready, "arch", lambda: Arch.SM90A)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(shared_ready, "warmup", lambda variants: loaded.append(list(variants)))
+    monkeypatch.setattr(shared_ready, "_loaded", set())
+    make_sparse(cache="fp8_ds_mla")
+    row = ROWS["fp8_ds_mla"]
+    decode = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, row, gathers=True)
+    assert loaded == [[decode, ReadCacheVariant(Arch.SM90A, Dtype.BF16, row)]]
+
+
+def test_layers_that_cannot_be_served_are_refused(make_sparse):
+    with pytest.raises(NotImplementedError, match="not 256 and 64"):
+        make_sparse(kv_lora_rank=256)
+    with pytest.raises(NotImplementedError, match="without a sliding window"):
+        make_sparse(window=100)
+
+
+@pytest.mark.parametrize("adaptive", [True, False, None])
+def test_graphs_are_replayed_with_other_lengths_where_drafts_are_left_out_on_the_gpu(config, adaptive):
+    if adaptive is not None:
+        config.speculative_config = types.SimpleNamespace(enable_adaptive_verification=adaptive)
+    wanted = options.decode_threshold() if adaptive else None
+    assert TsmlaSparseMetadataBuilder.get_varlen_cudagraph_max_query_len(config, None) == wanted
+
+
+def test_the_promises():
+    assert TsmlaSparseMetadataBuilder._cudagraph_support.name == "UNIFORM_BATCH"
+    impl = sparse.TsmlaSparseImpl
+    assert impl.is_sparse and impl.can_return_lse_for_decode and impl.supports_dcp and impl.lse_base_on_e is False
+    assert impl.supports_mtp_with_cp_non_trivial_interleave_size
