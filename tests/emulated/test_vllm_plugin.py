@@ -26,6 +26,8 @@ def test_decode(gpu, q_lens):
     impl = object.__new__(TsmlaImpl)
     impl.__dict__.update(
         scale=SCALE,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
         _fp8=False,
         _batch_invariant=False,
         _window_left=-1,
@@ -66,6 +68,42 @@ def test_decode(gpu, q_lens):
         keys = pages[[2, 0] if request == 0 else [1]].reshape(-1, 576)[: lengths[request] - behind]
         want, _ = rows(SCALE * q[token] @ keys.T, keys[:, :512])
         torch.testing.assert_close(got[token], want, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("gap", [0, 2])
+def test_decode_of_chosen_keys(gpu, gap):
+    """The query comes in two strided parts. Rows of memory are numbered, those between pages too, which are NaN. The
+    last token chose nothing."""
+    from tsmla.integrations.vllm.sparse import TsmlaSparseImpl
+
+    impl = object.__new__(TsmlaSparseImpl)
+    impl.__dict__.update(
+        scale=SCALE,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        _fp8=False,
+        _batch_invariant=False,
+        need_to_return_lse_for_decode=True,
+        _workspace=lambda heads, device: torch.empty(1 << 22, dtype=torch.int8, device=device),
+    )
+    latent = torch.randn(HEADS, 3, 512, dtype=torch.bfloat16, device="cuda").transpose(0, 1)
+    rope = torch.randn(3, HEADS, 192, dtype=torch.bfloat16, device="cuda")[..., 128:]
+    pool = torch.full((4, 16 + gap, 576), math.nan, dtype=torch.bfloat16, device="cuda")
+    cache = pool[:, :16]
+    cache.copy_(torch.randn(4, 16, 576))
+    counts = torch.tensor([70, 5, 0], dtype=torch.int32, device="cuda")
+    slots = torch.randint(0, 64, (3, 80))
+    indices = (slots // 16 * (16 + gap) + slots % 16).to(torch.int32).to("cuda")
+    out, lse = impl._forward_mqa_kernel(
+        (latent, rope), cache, indices, counts, layer=None, block_size=16, is_decode=True
+    )
+    q, numbers = torch.cat((latent, rope), -1).cpu().double(), cache.cpu().double()
+    for token, count in enumerate([70, 5, 0]):
+        own = slots[token, :count]
+        keys = numbers[own // 16, own % 16]
+        want, natural = rows(SCALE * q[token] @ keys.T, keys[:, :512])
+        torch.testing.assert_close(out[token].cpu().double(), want, rtol=2e-2, atol=1e-2)
+        torch.testing.assert_close(lse[token].cpu().double(), natural / math.log(2), rtol=1e-3, atol=1e-3)
 
 
 def test_prefill(gpu):

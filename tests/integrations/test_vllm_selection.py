@@ -124,7 +124,7 @@ def test_what_is_served(capability, cache, block):
         ({"device_capability": DeviceCapability(12, 0)}, "kernels for compute capability 9.0 .*this GPU's is 12.0"),
         ({"device_capability": DeviceCapability(10, 7)}, "kernels for compute capability 9.0 .*this GPU's is 10.7"),
         ({"device_capability": None}, "this GPU's is none"),
-        ({"head_size": 320}, "rows of 576 .512 latent and 64 rope., not of 320"),
+        ({"head_size": 320}, "rows of 576 .512 latent and 64 rope.*, not of 320"),
         ({"dtype": torch.float32}, "models in float16 and bfloat16, not in float32"),
         ({"kv_cache_dtype": "fp8_ds_mla", "dtype": torch.float16}, "fp8_ds_mla cache into bfloat16"),
         ({"use_sparse": True}, "serves dense MLA; for sparse attention, name "),
@@ -162,7 +162,7 @@ def test_what_is_served_of_sparse_attention(cache, block):
     ("changes", "sentence"),
     [
         ({"use_sparse": False}, "serves layers that choose their keys; for dense MLA, name "),
-        ({"head_size": 320}, "rows of 576 .512 latent and 64 rope., not of 320"),
+        ({"head_size": 320}, "rows of 576 .512 latent and 64 rope.*, not of 320"),
         ({"has_sink": True}, "MLA whose layers choose their keys, without attention sinks"),
         ({"kv_cache_dtype": "nvfp4_ds_mla"}, "not of nvfp4_ds_mla"),
         ({"dtype": torch.float16, "kv_cache_dtype": "fp8_ds_mla"}, "fp8_ds_mla cache into bfloat16"),
@@ -190,7 +190,9 @@ def test_backends_name_each_other(monkeypatch, takes_names):
 def test_sparse_attention_is_served_where_chosen_keys_are_decoded(monkeypatch):
     other_facts.change(monkeypatch, Arch.SM100A, gathered_dtypes=(), gathered_rows=())
     reason = why_not_sparse(device_capability=BLACKWELL)
-    assert reason == "tsmla's decode of chosen keys (indices) has no kernel for sm_100a yet; it exists for sm_90a"
+    assert str(reason).startswith(
+        "tsmla's decode of chosen keys (indices) has no kernel for sm_100a yet; it exists for"
+    )
     other_facts.change(monkeypatch, Arch.SM100A, gathered_dtypes=(Dtype.BF16,), gathered_rows=())
     assert why_not_sparse(device_capability=BLACKWELL) is None
     reason = why_not_sparse(device_capability=BLACKWELL, kv_cache_dtype="fp8_ds_mla")
@@ -199,14 +201,14 @@ def test_sparse_attention_is_served_where_chosen_keys_are_decoded(monkeypatch):
 
 def test_rows_are_those_that_tsmla_has(monkeypatch):
     """A row of other columns is served as soon as operators have it."""
-    without_rope = RowFormat((Piece("latent", Dtype.BF16, 512),))
-    monkeypatch.setitem(served.ROWS, "bf16_without_rope", without_rope)
-    monkeypatch.setitem(served.SHAPES, 512, without_rope)
-    assert served.decode_dtypes(torch.bfloat16, "auto", 512) == (Dtype.BF16, Dtype.BF16, without_rope)
-    assert why_not_sparse(head_size=512) is not None
+    short = RowFormat((Piece("latent", Dtype.BF16, 256),))
+    monkeypatch.setitem(served.ROWS, "short", short)
+    monkeypatch.setitem(served.SHAPES, 256, short)
+    assert served.decode_dtypes(torch.bfloat16, "auto", 256) == (Dtype.BF16, Dtype.BF16, short)
+    assert "not of latent bf16 256" in str(why_not_sparse(head_size=256))
     monkeypatch.setattr(served, "why_unsupported", lambda variant: None)
-    assert why_not_sparse(head_size=512) is None and 512 in TsmlaSparseBackend.get_supported_head_sizes()
-    assert "no fp8_ds_mla cache with rows of 512" in str(why_not_sparse(head_size=512, kv_cache_dtype="fp8_ds_mla"))
+    assert why_not_sparse(head_size=256) is None and 256 in TsmlaSparseBackend.get_supported_head_sizes()
+    assert "no fp8_ds_mla cache with rows of 256" in str(why_not_sparse(head_size=256, kv_cache_dtype="fp8_ds_mla"))
 
 
 def test_float16_is_served_without_fp8():
@@ -229,7 +231,7 @@ def test_heads_of_256_are_served_on_hopper():
 
 def test_the_backends_promises():
     assert TsmlaBackend.get_supported_kernel_block_sizes() == [16, 32, 64, 128]
-    assert TsmlaBackend.get_preferred_block_size(16) == 64 and TsmlaBackend.get_supported_head_sizes() == [576]
+    assert TsmlaBackend.get_preferred_block_size(16) == 64 and 576 in TsmlaBackend.get_supported_head_sizes()
     assert TsmlaBackend.supports_sliding_window()
     assert TsmlaBackend.supports_batch_invariance()
     assert TsmlaBackend.supports_device_cpu_query_lens_mismatch()
