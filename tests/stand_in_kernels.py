@@ -40,9 +40,9 @@ def decode(variant: Variant, given: SimpleNamespace) -> None:
     """The query joined or in pieces, a rectangle of tokens or packed; tables of pages, or of chosen keys, of which some
     are no slots of the cache."""
     query, out, lse = given.query, given.out.flatten(0, 1), given.lse
-    rope, spans, visible, sinks = map(torch.from_dlpack, (given.q_pe, given.cum_seq_lens_q, given.visible, given.sinks))
-    if rope.numel():
-        query = torch.cat((query, rope), -1)
+    spans, visible, sinks = map(torch.from_dlpack, (given.cum_seq_lens_q, given.visible, given.sinks))
+    if given.q_pe is not None and torch.from_dlpack(given.q_pe).numel():
+        query = torch.cat((query, torch.from_dlpack(given.q_pe)), -1)
     query = query.flatten(0, 1)
     assert not visible.numel() and not sinks.numel() and given.parts > 0
     given.workspace.fill_(-1)

@@ -16,7 +16,7 @@ from tsmla.identity.plan import plan_decode
 from tsmla.identity.row_format import ROWS
 from tsmla.identity.variant import DecodeVariant, Dtype, ReadCacheVariant
 from tsmla.integrations.shared import ready as shared_ready
-from tsmla.integrations.vllm import options, ready, sparse
+from tsmla.integrations.vllm import options, ready, served, sparse
 from tsmla.integrations.vllm.prefill import TsmlaPrefill
 from tsmla.integrations.vllm.sparse_builder import TsmlaSparseMetadataBuilder
 from tsmla.problems.pages import page_tables, put_keys
@@ -57,7 +57,7 @@ class Batch:
         """Return the cache and its page table. gap: rows between pages. owned: the keys of this rank."""
         owned = self.keys if owned is None else owned
         table, pages = page_tables([len(own) for own in owned], PAGE, spare_pages=1, spare_columns=1, unused=0)
-        pool = torch.full((pages, PAGE + gap, 576), math.nan, dtype=BF16)
+        pool = torch.full((pages, PAGE + gap, owned[0].shape[1]), math.nan, dtype=BF16)
         put_keys(pool[:, :PAGE], table, owned)
         return pool[:, :PAGE], table
 
@@ -127,6 +127,19 @@ def test_rows_of_656_bytes(kernels, make_sparse, converted_by, gap):
     out, _ = impl.forward_mqa(q, pool[:, :PAGE], batch.metadata(table), LAYER)
     assert kernels.asked == [DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, row, gathers=True)]
     close(out, batch.expected(q), atol=0.03)
+
+
+@pytest.mark.skipif(512 not in served.SHAPES, reason="tsmla has no rows without rope")
+@pytest.mark.parametrize("joined", [True, False])
+def test_rows_without_rope(kernels, make_sparse, converted_by, joined):
+    """vLLM gives an empty rope part with the query; under context parallelism it joins the two."""
+    batch = some()
+    batch.keys = [own[:, :512] for own in batch.keys]
+    cache, table = batch.stored(gap=2)
+    parts = torch.randn(5, 2, 512).to(BF16), torch.randn(5, 2, 0).to(BF16)
+    impl = make_sparse(batch.chosen, qk_rope_head_dim=0, qk_nope_head_dim=192)
+    out, _ = impl.forward_mqa(parts[0] if joined else parts, cache, batch.metadata(table), LAYER)
+    close(out, batch.expected(parts[0]))
 
 
 @pytest.mark.parametrize("world, interleave", [(2, 1), (4, 16), (3, 4)])
