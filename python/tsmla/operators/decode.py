@@ -19,7 +19,7 @@ from ..identity.variant import DecodeVariant
 from ..loading import resolve
 from . import checks, chosen_keys, decode_rows, examine, traced, written
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
-from .decode_options import MAX_MIN_SPLIT, check_options, context_parallel, is_packed
+from .decode_options import MAX_MIN_SPLIT, check_dims, check_options, context_parallel, is_packed
 from .workspace import multiprocessors, sized
 from .written import Given, Served
 
@@ -291,6 +291,7 @@ def _served(call: Given, tensors: tuple) -> Served:
     """
     query, q_pe, kv_cache, lse = call.query, call.q_pe, call.kv_cache, call.lse
     packed = is_packed(query, call.cum_seq_lens_q, call.max_q_len)
+    check_dims(call)
     called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
     if call.qk_rope_head_dim == 0:
         columns = {"query_columns": LATENT_DIM}

@@ -37,8 +37,8 @@ def is_packed(query: torch.Tensor, cum_seq_lens_q: torch.Tensor | None, max_q_le
     return True
 
 
-def check_options(call: Given) -> None:
-    """Check the options whose values no table bounds."""
+def check_dims(call: Given) -> None:
+    """Check the sizes of the two pieces of a row, from which those of query and cache follow."""
     dims = call.kv_lora_rank, call.qk_rope_head_dim
     for name, size in zip(("kv_lora_rank", "qk_rope_head_dim"), dims, strict=True):
         checks.number(_OPERATOR, name, size)
@@ -47,6 +47,10 @@ def check_options(call: Given) -> None:
             f"{_OPERATOR}: kv_lora_rank and qk_rope_head_dim are {dims[0]} and {dims[1]}; kernels exist "
             f"for {LATENT_DIM} and {ROPE_DIM}, or {LATENT_DIM} and 0"
         )
+
+
+def check_options(call: Given) -> None:
+    """Check the other options whose values no table bounds."""
     checks.integer(_OPERATOR, "window_left", call.window_left, -1, _LARGEST_INT)
     cp_world, *_ = context_parallel(call.cp_world, call.cp_rank, call.cp_interleave_size)
     checks.integer(_OPERATOR, "min_split_kv", call.min_split_kv, 1, MAX_MIN_SPLIT)
