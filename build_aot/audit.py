@@ -189,7 +189,8 @@ def instructions_meant(variant: Variant) -> dict[str, bool]:
     """
     attention, hopper = isinstance(variant, PrefillVariant | DecodeVariant), variant.arch is Arch.SM90A
     converts = isinstance(variant, DecodeVariant) and variant.row.scales is not None and not variant.row.apart
-    moves_registers = attention and (hopper or converts or isinstance(variant, PrefillVariant))
+    brings_keys = converts or isinstance(variant, DecodeVariant) and variant.gathers
+    moves_registers = attention and (hopper or brings_keys or isinstance(variant, PrefillVariant))
     meant = {"wgmma": attention and hopper, "tcgen05_mma": attention and not hopper, "setmaxnreg": moves_registers}
     if isinstance(variant, PrefillVariant):
         meant["tcgen05_mma_2cta"] = False

@@ -155,6 +155,8 @@ def test_instructions_that_attention_is_meant_to_have():
         assert meant[arch] == wanted
     decodes = {arch: instructions_meant(DecodeVariant(arch, Dtype.BF16, Dtype.BF16, True)) for arch in Arch}
     assert [decodes[arch]["setmaxnreg"] for arch in (Arch.SM90A, Arch.SM100A)] == [True, False]
+    gathers = instructions_meant(DecodeVariant(Arch.SM100A, Dtype.BF16, Dtype.BF16, True, gathers=True))
+    assert gathers["setmaxnreg"] and gathers["tcgen05_mma"]
 
 
 def test_attention_without_tensor_instructions(library, described):
