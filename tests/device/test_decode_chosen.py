@@ -8,11 +8,13 @@ from chosen_reference import check_chosen, make_chosen
 from tsmla.identity.arch import Arch
 
 FORMATS = {
-    "bf16": (torch.bfloat16, None),
-    "fp16": (torch.float16, None),
-    "e4m3": (torch.float8_e4m3fn, None),
-    "e5m2": (torch.float8_e5m2, None),
-    "fp8_ds_mla": (torch.bfloat16, "fp8_ds_mla"),
+    "bf16": {"dtype": torch.bfloat16},
+    "fp16": {"dtype": torch.float16},
+    "e4m3": {"dtype": torch.float8_e4m3fn},
+    "e5m2": {"dtype": torch.float8_e5m2},
+    "fp8_ds_mla": {"dtype": torch.bfloat16, "row": "fp8_ds_mla"},
+    "latent_bf16": {"dtype": torch.bfloat16, "rope": 0},
+    "latent_e4m3": {"dtype": torch.float8_e4m3fn, "rope": 0},
 }
 CASES = {
     "a list that ends in a tile": ((2, 1), 16, 150, {}),
@@ -38,5 +40,4 @@ def gathers(arch: Arch, seed: int) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_against_float64(case, format):
     shape, heads, top_k, more = case
-    dtype, row = format
-    check_chosen(make_chosen(shape, heads, top_k, dtype, row=row, output_scale=0.5, **more))
+    check_chosen(make_chosen(shape, heads, top_k, **format, output_scale=0.5, **more))
