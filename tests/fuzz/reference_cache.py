@@ -74,7 +74,7 @@ def numbers(format: str, rows: dict[str, torch.Tensor], scale: float = 1.0) -> t
     tensors."""
     first = rows["cache"].contiguous()
     if format.endswith("16"):
-        return first.view(torch.float16 if format == "fp16" else torch.bfloat16).double()
+        return first.view(torch.float16 if format.endswith("fp16") else torch.bfloat16).double()
     if format.endswith("e4m3"):
         return first.view(E4M3).double() * torch.tensor(scale).double()
     latent = first[..., :512].contiguous().view(E4M3).double()
