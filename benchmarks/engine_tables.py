@@ -22,11 +22,12 @@ def rows(record: dict[str, Any]) -> Iterator[list[str]]:
         new = int(requests) * int(rest.partition("+")[2])
         first, *_ = result["seconds"]
         drafts = options.get("speculate")
+        choosing = ", chosen keys" if options.get("sparse") else ""
         drafting = f", {drafts['method']} {drafts['num_speculative_tokens']}" if drafts else ""
         for name, seconds in result["seconds"].items():
             if name.startswith(OURS):
                 call = (
-                    f"vLLM {requests} x {rest.replace('+', ' + ')}{drafting}, {options['heads']} heads, "
+                    f"vLLM {requests} x {rest.replace('+', ' + ')}{choosing}{drafting}, {options['heads']} heads, "
                     f"{options['layers']} layers, {'bf16' if options['kv'] == 'auto' else options['kv']} cache"
                     + name.removeprefix(OURS).replace(",", ", ")
                 )

@@ -46,4 +46,4 @@ def run(options: argparse.Namespace) -> None:
         "case": f"{options.requests}x{options.prompt}+{options.new}",
         "results": results,
     }
-    print(runner.write_record(options.results, f"vllm-host-time-{options.kv}-{options.heads}-heads", record))
+    print(runner.write_record(options.results, f"vllm-host-time-{model.label(options)}", record))

@@ -3,6 +3,9 @@
 Attention has the real dimensions; layers are dense and few, so that the model fits beside others on one GPU. Weights
 are drawn from +-0.05: from vLLM's own +-0.001, attention is nearly invisible, and all backends give the same tokens
 whatever they compute.
+
+With --sparse the model has DeepSeek-V3.2's shape: each layer's indexer, as random as the rest, chooses keys. vLLM
+computes it with DeepGEMM, which compiles kernels with nvcc as they are used.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 OURS = "TSMLA"
-_FORWARDED = ("heads", "layers", "kv", "max_len", "batched_tokens", "graphs", "fp8_prefill", "speculate")
+_FORWARDED = (
+    "sparse", "heads", "layers", "kv", "max_len", "max_seqs", "batched_tokens", "graphs", "fp8_prefill", "speculate",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Backend.parse,
         help="NAME or NAME+PREFILL, such as TSMLA, auto, FLASHMLA; ,VARIABLE=VALUE behind it sets one for its process",
     )
-    parser.add_argument("--kv", default="auto", help="dtype of the KV cache: auto, fp8 (%(default)s)")
+    parser.add_argument("--sparse", action="store_true", help="keys are chosen, by a random indexer (%(default)s)")
+    parser.add_argument("--kv", default="auto", help="dtype of the KV cache: auto, fp8, fp8_ds_mla (%(default)s)")
     parser.add_argument("--heads", type=int, default=16, help="(%(default)s)")
     parser.add_argument("--layers", type=int, default=24, help="(%(default)s)")
     parser.add_argument("--max-len", type=int, default=32768, help="longest context, in tokens (%(default)s)")
+    parser.add_argument("--max-seqs", type=int, help="most requests of a step: fewer, fewer graphs (vLLM's default)")
     parser.add_argument("--batched-tokens", type=int, default=8192, help="most tokens of a step (%(default)s)")
     parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode (%(default)s)")
     parser.add_argument(
@@ -84,11 +91,17 @@ def forwarded(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in _FORWARDED}
 
 
+def label(options: argparse.Namespace) -> str:
+    """Return the part of a record's name that says which model and cache it is about."""
+    return f"{options.kv}-{options.heads}-heads{'-sparse' * options.sparse}"
+
+
 def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any, float]:
     """Start a vLLM in this process; return (vllm.LLM, seconds that it took). memory: share of the GPU's."""
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_FLASHINFER_SAMPLER="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1"
     )
+    os.environ["TSMLA_VLLM_SPARSE"] = str(int(options["sparse"]))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     import vllm.model_executor.model_loader.dummy_loader as loader
     from vllm import LLM
@@ -113,8 +126,9 @@ def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any
             max_model_len=options["max_len"],
             gpu_memory_utilization=memory,
             kv_cache_dtype=options["kv"],
-            attention_config=attention(backend, options["fp8_prefill"]),
+            attention_config=attention(backend, options),
             enable_prefix_caching=False,
+            max_num_seqs=options["max_seqs"],
             max_num_batched_tokens=options["batched_tokens"],
             speculative_config=options["speculate"],
             disable_log_stats=options["speculate"] is None,
@@ -123,24 +137,28 @@ def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any
     return llm, time.perf_counter() - started
 
 
-def attention(backend: Backend, fp8_prefill: bool) -> dict[str, Any]:
+def attention(backend: Backend, options: dict[str, Any]) -> dict[str, Any]:
     """Return vLLM's attention config. Where vLLM takes no new names, tsmla is CUSTOM."""
     from tsmla.integrations.vllm import selected_names
 
-    decode, prefill = (dict.fromkeys(["auto"]) | {OURS: ours} for ours in selected_names())
+    decode, prefill = (dict.fromkeys(["auto"]) | {OURS: ours} for ours in selected_names(options["sparse"]))
     chosen = {
         "backend": decode.get(backend.name, backend.name),
         "mla_prefill_backend": prefill.get(backend.prefill, backend.prefill),
     }
-    return {name: value for name, value in chosen.items() if value} | {"use_prefill_query_quantization": fp8_prefill}
+    named = {name: value for name, value in chosen.items() if value}
+    return named | {"use_prefill_query_quantization": options["fp8_prefill"]}
 
 
 def shape(options: dict[str, Any]) -> dict[str, Any]:
     """Return the model's config.json."""
     heads, layers = options["heads"], options["layers"]
     drafting = 1 if options["speculate"] and options["speculate"]["method"] == "mtp" else 0
+    indexer = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128} if options["sparse"] else {}
+    version = 32 if options["sparse"] else 3
     return {
-        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
+        "architectures": [f"DeepseekV{version}ForCausalLM"], "model_type": f"deepseek_v{version}",
+        "torch_dtype": "bfloat16", **indexer,
         "hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": layers, "vocab_size": 32000,
         "num_attention_heads": heads, "num_key_value_heads": heads, "q_lora_rank": 1536, "kv_lora_rank": 512,
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000.0,

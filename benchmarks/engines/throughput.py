@@ -1,6 +1,7 @@
 """Throughput of vLLM's MLA backends on one model: engines side by side on one GPU, asked in turn.
 
     python -m benchmarks engine-throughput auto TSMLA FLASHMLA --heads 128 --case 64x4096+256 --case 16x16384+256
+    python -m benchmarks engine-throughput FLASHMLA_SPARSE TSMLA --sparse --kv fp8_ds_mla --case 64x4096+256
 
 The first backend is what others are compared with. A case is REQUESTSxPROMPT+NEW tokens. Every round asks each backend
 once, in an order drawn anew, with the same prompts; the first round is not counted. The record is
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
         engines.append(Engine(backend, each, model.forwarded(options)))
         print(f"{backend}: up after {engines[-1].start_seconds:.0f} s", flush=True)
     drafts = options.speculate and f"-{options.speculate['method']}-{options.speculate['num_speculative_tokens']}"
-    name = f"vllm-throughput-{options.kv}-{options.heads}-heads{drafts or ''}{'-profiled' * options.profile}"
+    name = f"vllm-throughput-{model.label(options)}{drafts or ''}{'-profiled' * options.profile}"
     results: list[dict[str, Any]] = []
     record = {
         "certificate": runner.certificate(options.commit),

@@ -2,6 +2,7 @@
 
     python -m benchmarks engine-tokens FLASH_ATTN_MLA TSMLA FLASHMLA [--kv fp8] [--batched-tokens 2048]
     python -m benchmarks engine-tokens FLASH_ATTN_MLA TSMLA --speculate ngram_gpu:3 --new 200
+    python -m benchmarks engine-tokens FLASHMLA_SPARSE TSMLA --sparse [--kv fp8_ds_mla]
 
 Greedy generation from prompts of 1 to 20,000 tokens. Rounding differs between backends, so that tokens may part where
 two are nearly as probable: compare with how vLLM's own backends part from each other. Log-probabilities are compared
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
         "lengths": options.lengths,
         "results": results,
     }
-    print(runner.write_record(options.results, f"vllm-tokens-{options.kv}-{options.heads}-heads", record))
+    print(runner.write_record(options.results, f"vllm-tokens-{model.label(options)}", record))
     if options.same is not None and any(sum(r["alike"] for r in rows) < options.same for rows in results.values()):
         raise SystemExit(1)
 
