@@ -81,7 +81,7 @@ class ChosenCase(Plain):
 
     @property
     def columns(self) -> int:
-        """Of a row of the query."""
+        """Columns of a row of the query."""
         return LATENT_DIM + self.rope
 
     @property

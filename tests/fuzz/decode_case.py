@@ -140,7 +140,7 @@ class DecodeCase(Plain):
 
     @property
     def columns(self) -> int:
-        """Of a row of the query."""
+        """Columns of a row of the query."""
         return LATENT_DIM + self.rope
 
     @property
