@@ -25,8 +25,8 @@ first, or the whole where one tensor is given. So d_query and d_key are d_qk for
 query_columns are 576 or 512. Rows without a rope piece have a row_width and query_columns of 512, and their kernels get
 None for what belongs to it. Cache and query of a decode may be tuples of three (SnapMLA's rows: latent pieces, rope
 pieces, scales), with a row_width of 512 instead of 576; other kernels get None for what only such calls have. A cache
-of DeepSeek's rows has a row_width of 656 and a *cache_dtype* of e4m3 (or uint8, the same bits), while query and
-*rope_dtype* are bf16.
+of two tensors (latent pieces, rope pieces) has a row_width of 512, too. One of DeepSeek's rows has a row_width of 656
+and a *cache_dtype* of e4m3 (or uint8, the same bits), while query and *rope_dtype* are bf16.
 
 A decode with `indices`, its callers' lists of keys [batch, q_len, top_k] or [tokens, top_k], is a call of as many
 requests as there are query tokens, of one token each: the lists are `block_tables` [requests, width], `topk_length` is

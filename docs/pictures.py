@@ -104,7 +104,8 @@ it have left the stage.
 In the pictures, an arrow leads from a role that fills an edge to a role that reads it, with the number of stages. It is
 dotted where the reader does not say when it has left a stage. Where 16-bit and 8-bit kernels differ in numbers only,
 both are given: 16 bits / 8 bits. Prefill is shown with head dims (192, 128), where nothing else is said, and a causal
-mask.
+mask; decode with rows of 512 latent and 64 rope numbers. Kernels of chosen keys also serve dense calls on pages of
+fewer than 16 keys and on caches in two tensors.
 
 This page is written by `python -m docs.pictures` from the tables in each kernel's `schedule.py`, which also give
 barriers their places and counts, and say in words what is not a table.

@@ -230,7 +230,7 @@ WRONG = {
     "a pack's ends": (
         {"cum_seq_lens_q": ints(0, 2, 4, 6)},
         "cum_seq_lens_q is given beside indices; it must be None: each query token has its own list, whichever request "
-        "it is of; a pack is a query [tokens, heads, 576]",
+        "it is of; a pack is a query [tokens, heads, ..]",
     ),
     "a pack's longest": ({"max_q_len": 2}, "max_q_len is 2 beside indices; it must be None: each query token has"),
     "bounds": ({"causal_seqs": ints(1, 2, 3)}, f"causal_seqs is given beside indices; it must be None: {SEEN}"),
@@ -259,7 +259,7 @@ WRONG = {
     "query of three pieces": ({"query": (bf16(3, 2, 4, 512),) * 3}, "query is a tuple of 3, and kv_cache is one"),
     "query dimensions": (
         {"query": bf16(HEADS, 576), "indices": lists(1)},
-        "query has shape [4, 576]; with indices it must be [batch, q_len, heads, 576] or [tokens, heads, 576]",
+        "query has shape [4, 576]; with indices it must be [batch, q_len, heads, columns] or [tokens, heads, columns]",
     ),
     "query width": (
         {"query": bf16(BATCH, Q_LEN, HEADS, 512)},

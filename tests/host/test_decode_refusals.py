@@ -39,7 +39,7 @@ def test_what_is_no_cuda_tensor_is_refused():
 WRONG = {
     "query of three dimensions": (
         {"query": bf16(BATCH, HEADS, 576)},
-        "query has shape [3, 4, 576]; it must be [batch, q_len, heads, 576]",
+        "query has shape [3, 4, 576]; it must be [batch, q_len, heads, columns]",
     ),
     "query width": (
         {"query": bf16(3, 2, 4, 512)},

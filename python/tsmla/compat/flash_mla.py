@@ -73,8 +73,8 @@ def flash_mla_with_kvcache(
     Args:
         q: [batch, s_q, heads, 576], bf16, fp16, e4m3 or e5m2, or [.., 512] without rope parts, bf16, fp16 or e4m3;
             copied where it is not contiguous.
-        k_cache: [pages, page_size, 1, 576 or 512] as q; page_size 16, 32, 64 or 128. With indices also rows of 656
-            bytes, e4m3 or uint8, for a bf16 q, and pages of any size.
+        k_cache: [pages, page_size, 1, 576 or 512] as q; page_size 1, 2, 4, 8, 16, 32, 64 or 128. With indices also
+            rows of 656 bytes, e4m3 or uint8, for a bf16 q, and pages of any size.
         block_table: [batch, width] int32. Not read where indices are given.
         cache_seqlens: [batch] int32 or int64. Not read where indices are given.
         head_dim_v: 512.

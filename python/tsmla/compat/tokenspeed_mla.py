@@ -63,7 +63,8 @@ def tokenspeed_mla_decode(
     A True or False in the place of window_left, the fourteenth, is 0.1.3's enable_pdl.
 
     Args:
-        query: [batch, q_len, heads, 576]; copied where it is not contiguous.
+        query: [batch, q_len, heads, 576], or [.., 512] where qk_rope_head_dim is 0; copied where its strides are no
+            multiples of 16 bytes.
         workspace_buffer: as callers size it for tokenspeed_mla (SMs * heads * 8 * 513 * 4 bytes for q_len up to 8).
         is_var_seq: True or False; lengths are always read from `seq_lens`.
         window_left: with causal_mask=False and several query tokens it is refused: there, tokenspeed_mla moves a

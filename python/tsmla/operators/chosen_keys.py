@@ -24,7 +24,7 @@ _WITHOUT = {
     **dict.fromkeys(("block_tables", "seq_lens", "max_seq_len"), (None, "indices take its place")),
     **dict.fromkeys(
         ("cum_seq_lens_q", "max_q_len"),
-        (None, "each query token has its own list, whichever request it is of; a pack is a query [tokens, heads, 576]"),
+        (None, "each query token has its own list, whichever request it is of; a pack is a query [tokens, heads, ..]"),
     ),
     **dict.fromkeys(
         ("causal_seqs", "local_visible_lens"), (None, "a query token sees the keys of its list and no others")
@@ -92,7 +92,7 @@ def _refuse_shapes(query: Any, indices: Any) -> NoReturn:
         checks.stored(_OPERATOR, name, tensor)
     given = list(query.shape)
     if query.ndim not in (3, 4):
-        wanted = "[batch, q_len, heads, 576] or [tokens, heads, 576]"
+        wanted = "[batch, q_len, heads, columns] or [tokens, heads, columns]"
         raise ArgumentError(f"{_OPERATOR}: query has shape {given}; with indices it must be {wanted}")
     wanted = f"[{', '.join(map(str, given[:-2]))}, top_k]"
     raise ArgumentError(

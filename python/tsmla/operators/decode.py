@@ -88,13 +88,13 @@ def tsmla_decode(
             - (q_nope e4m3, q_pe bf16, query_scales), with a kv_cache of three tensors. A scale is the factor of a whole
               row, rope included: [batch, q_len, heads] float32, or [batch, q_len, 1], any strides. A bf16 query in one
               or two pieces is accepted, too: `mla_quantize_q` turns it into these three first.
-        kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128,
-            on sm_90a also 1, 2, 4 or 8, but not with SnapMLA's rows; any page stride that is a multiple of 16 bytes,
-            rows within a page without gaps (with indices, or pages of fewer than 16 keys, row strides are free
-            multiples of 16 bytes, too). Other forms:
+        kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 1, 2, 4, 8, 16, 32,
+            64 or 128, with SnapMLA's rows 16 or more; any page stride that is a multiple of 16 bytes, rows within a
+            page without gaps. With indices, pages of fewer than 16 keys, or the two tensors below, rows are read one by
+            one: row strides are then free multiples of 16 bytes, too, and the cache reaches over less than 32 GiB from
+            its first key to its last. Other forms:
             - (latent [pages, page_size, 512], rope [pages, page_size, 64]), both of query's dtype: rows whose pieces
-              lie in two tensors, as FlashInfer's ckv_cache and kpe_cache do. Strides of pages and rows are free
-              multiples of 16 bytes. Rows are then copied one by one, as with indices.
+              lie in two tensors, as FlashInfer's ckv_cache and kpe_cache do.
             - Rows of 512 where qk_rope_head_dim is 0, bf16, fp16 or e4m3 as the query.
             - DeepSeek's rows of 656 bytes ("fp8_ds_mla"), for a bf16 query: [pages, page_size, 656] or [pages, 1,
               page_size, 656], uint8 or e4m3, strides as before. Scales are in the rows and may be any float32. Results
@@ -109,7 +109,7 @@ def tsmla_decode(
             max(8, q_len) * 513 * 4 always have enough, q_len being max_q_len where that is given. Uninitialised, and
             nothing in it outlives a call.
         kv_lora_rank, qk_rope_head_dim: 512 and 64; 512 and 0 for models whose keys do not depend on their position.
-            Then query and cache have rows of 512, one tensor each, in bf16 or e4m3.
+            Then query and cache have rows of 512, one tensor each, in bf16, fp16 or e4m3.
         block_tables: [batch, width] int32, pages of each request in order. Entries beyond a request's keys are not
             read, so rows may be wider than needed. A page that the cache does not have reads as zeros (of fewer than 16
             keys, it has none); a cache may have none. With a width of 0, no request has keys.
@@ -156,14 +156,14 @@ def tsmla_decode(
         batch_invariant: a request's results have the same bits whatever else is in the batch, packed or not, and
             however many SMs there are. Its keys are then not split among SMs, so that few or long requests leave most
             of them idle.
-        indices: [batch, q_len, top_k] int32, or [tokens, top_k] for a query [tokens, heads, 576]: the list of keys of
+        indices: [batch, q_len, top_k] int32, or [tokens, top_k] for a query [tokens, heads, ..]: the list of keys of
             each query token (sparse attention), in any order, any top_k. An index is a slot of the cache: page *
             page_size + row. One that is negative, or not below pages * page_size, names no key; one that stands twice
             counts twice. With indices:
             - block_tables, seq_lens and max_seq_len are None, and causal_seqs, local_visible_lens, window_left,
               cum_seq_lens_q, max_q_len and cp_world are left out. causal_mask is not looked at: lists alone say what a
               token sees. On a rank of context parallelism, keys of other ranks are -1.
-            - kv_cache may have pages of any size, at less than 32 GiB from its first key to its last.
+            - kv_cache may have pages of any size, but not SnapMLA's rows.
             - the workspace is `decode_workspace_size(batch * q_len, 1, heads, top_k)`; the formula above is enough.
             - the first two dimensions of query and indices lie in memory as one, or they are copied; those of out and
               lse must. An LSE is allocated even where none is asked for.

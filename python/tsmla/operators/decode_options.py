@@ -25,7 +25,7 @@ def is_packed(query: torch.Tensor, cum_seq_lens_q: torch.Tensor | None, max_q_le
             )
         if isinstance(query, torch.Tensor) and query.ndim == 3:
             raise ArgumentError(
-                f"{_OPERATOR}: query has shape {list(query.shape)}; it must be [batch, q_len, heads, 576], or "
+                f"{_OPERATOR}: query has shape {list(query.shape)}; it must be [batch, q_len, heads, columns], or "
                 "cum_seq_lens_q must be given"
             )
         return False

@@ -62,8 +62,8 @@ def trtllm_batch_decode_with_kv_cache_mla(
     docstring.
 
     Args:
-        query: [batch, q_len, heads, 576], or [tokens, heads, 576] with `cum_seq_lens_q`; copied where strides are no
-            multiples of 16 bytes.
+        query: [batch, q_len, heads, 576], or [tokens, heads, 576] with `cum_seq_lens_q`; 512 columns where
+            qk_rope_head_dim is 0. Copied where strides are no multiples of 16 bytes.
         workspace_buffer: need not be zeroed; 128 MiB are enough for q_len up to 8.
         qk_nope_head_dim, multi_ctas_kv_counter_buffer: not read.
         bmm1_scale, bmm2_scale: factors of the scores and of the output: numbers, or floating-point tensors of one

@@ -40,8 +40,8 @@ class TsmlaImpl(TsmlaLayer, MLACommonImpl[TsmlaMetadata]):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Decode: return the output [tokens, heads, 512] and, under context parallelism, the LSE [tokens, heads].
 
-        q: [tokens, heads, 576], or its parts of 512 and 64; e4m3 for an FP8 cache whose rows have no scales. Tokens of
-        no request give 0 and -inf, as those that see no key.
+        q: [tokens, heads, 576], or its parts of 512 and 64 (512 and 0 without rope); e4m3 for an FP8 cache whose rows
+        have no scales. Tokens of no request give 0 and -inf, as those that see no key.
         """
         decode = attn_metadata.decode
         q = self._query(q)

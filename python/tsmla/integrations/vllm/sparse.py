@@ -44,7 +44,8 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Decode: return the output [tokens, heads, 512] and, under context parallelism, the LSE [tokens, heads].
 
-        q: [tokens, heads, 576], or its parts of 512 and 64; e4m3 for an FP8 cache whose rows have no scales.
+        q: [tokens, heads, 576], or its parts of 512 and 64 (512 and 0 without rope); e4m3 for an FP8 cache whose rows
+        have no scales.
         """
         if _VLLM_CONVERTS:
             return super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
