@@ -376,7 +376,7 @@ def test_a_cache_beyond_32_gib_is_refused(recorder):
         cache = torch.empty_strided((2, 64, 576), (page_stride, 576, 1), dtype=torch.bfloat16, device="meta")
         given = {n: x.to("meta") if isinstance(x, torch.Tensor) else x for n, x in chosen(kv_cache=cache).items()}
         if page_stride < stride:
-            chosen_keys.check_cache(cache, 64)
+            chosen_keys.check_cache("kv_cache", cache)
             continue
         message = "kv_cache reaches over 34359738368 bytes from its first key to its last; where keys are found one by "
         message += "one, it must be less"
@@ -384,19 +384,16 @@ def test_a_cache_beyond_32_gib_is_refused(recorder):
             with pytest.raises(ArgumentError, match=f"^tsmla_decode: {message} than 34359738368"):
                 tsmla_decode(**{**given, "kv_cache": shape})
     one = torch.empty_strided((1, 64, 576), (2**40, 576, 1), dtype=torch.bfloat16, device="meta")
-    chosen_keys.check_cache(one, 64)
+    chosen_keys.check_cache("kv_cache", one)
 
 
 def test_what_no_kernel_exists_for(recorder, monkeypatch):
     other_facts.change(monkeypatch, Arch.SM90A, gathered_dtypes=(Dtype.FP16,), gathered_rows=())
-    with pytest.raises(
-        UnsupportedError, match=r"^tsmla_decode: decode of chosen keys \(indices\) for sm_90a reads rows of fp16, not "
-    ):
+    one_by_one = r"^tsmla_decode: decode of keys that are copied one by one \(indices, or a cache of two tensors\) "
+    with pytest.raises(UnsupportedError, match=one_by_one + "for sm_90a reads rows of fp16, not "):
         tsmla_decode(**chosen())
     other_facts.change(monkeypatch, Arch.SM90A, gathered_dtypes=(), gathered_rows=())
-    with pytest.raises(
-        UnsupportedError, match=r"^tsmla_decode: decode of chosen keys \(indices\) has no kernel for sm_90a yet; it "
-    ):
+    with pytest.raises(UnsupportedError, match=one_by_one + "has no kernel for sm_90a yet; it "):
         tsmla_decode(**chosen())
     snapmla = DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, lse=True, row=ROWS["snapmla"], gathers=True)
     assert "for sm_100a reads rows of bf16, " in (why_unsupported(snapmla) or "")
@@ -418,8 +415,8 @@ def test_small_pages_are_refused_where_no_kernel_gathers(recorder, monkeypatch):
         tsmla_decode(**inputs(kv_cache=rows))
 
 
-def test_visible_lengths_beside_small_pages_are_refused(recorder):
+def test_visible_lengths_reach_the_kernel_of_small_pages(recorder):
     visible = torch.zeros(BATCH, Q_LEN, dtype=torch.int32)
-    tsmla_decode(**inputs(kv_cache=bf16(PAGES, 4, 576)))
-    with pytest.raises(ArgumentError, match="^tsmla_decode: local_visible_lens are given, and kv_cache has pages of 4"):
-        tsmla_decode(**inputs(kv_cache=bf16(PAGES, 4, 576), local_visible_lens=visible))
+    tsmla_decode(**inputs(kv_cache=bf16(PAGES, 4, 576), local_visible_lens=visible))
+    assert recorder.variants[-1].gathers
+    assert launch_of(recorder, "visible").data_ptr() == visible.data_ptr()
