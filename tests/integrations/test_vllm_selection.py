@@ -192,7 +192,7 @@ def test_sparse_attention_is_served_where_chosen_keys_are_decoded(monkeypatch):
     reason = why_not_sparse(device_capability=BLACKWELL)
     assert str(reason).startswith(
         "tsmla's decode of keys that are copied one by one (indices, or a cache of two tensors) has no kernel for "
-            "sm_100a yet; it exists for"
+        "sm_100a yet; it exists for"
     )
     other_facts.change(monkeypatch, Arch.SM100A, gathered_dtypes=(Dtype.BF16,), gathered_rows=())
     assert why_not_sparse(device_capability=BLACKWELL) is None

@@ -111,8 +111,8 @@ def tsmla_decode(
         kv_lora_rank, qk_rope_head_dim: 512 and 64; 512 and 0 for models whose keys do not depend on their position.
             Then query and cache have rows of 512, one tensor each, in bf16, fp16 or e4m3.
         block_tables: [batch, width] int32, pages of each request in order. Entries beyond a request's keys are not
-            read, so rows may be wider than needed. A page that the cache does not have reads as zeros (of fewer than 16
-            keys, it has none); a cache may have none. With a width of 0, no request has keys.
+            read, so rows may be wider than needed. A page that the cache does not have reads as zeros, or has no keys
+            where rows are read one by one; a cache may have no pages. With a width of 0, no request has keys.
         seq_lens: [batch] int32 or int64, keys of each request in this cache, its query tokens' own included. Negative
             ones count as 0. No request has more keys than width * page_size, or than 2^31 - 256: keys from there on are
             left out, and positions of its query tokens still follow from the length. int64 takes one more small launch.
