@@ -71,8 +71,8 @@ def test_pack_exists_for_every_architecture(arch: Arch) -> None:
         ),
         (dataclasses.replace(DECODE, row=RowFormat(DECODE.row.pieces[1:])), ("not of rope bf16 64",)),
         (
-            dataclasses.replace(DECODE, dtype=Dtype.FP16, out_dtype=Dtype.FP16, row=latent_row(Dtype.FP16)),
-            ("decode of fp16 for sm_90a reads cache rows of latent fp16 512, rope fp16 64, not of latent fp16 512",),
+            dataclasses.replace(DECODE, dtype=Dtype.E5M2, row=latent_row(Dtype.E5M2)),
+            ("decode of e5m2 for sm_90a reads cache rows of latent e5m2 512, rope e5m2 64, not of latent e5m2 512",),
         ),
         (dataclasses.replace(PACK, dtype=Dtype.E4M3), ("pack takes bf16, fp16", "not e4m3")),
         (dataclasses.replace(PACK, out_dtype=Dtype.BF16), ("pack writes e4m3, e5m2", "not bf16")),

@@ -91,6 +91,6 @@ def page_of_zeros(kv_cache: Any, rope_cache: Any, scale_cache: Any) -> Any:
 def refuse_scales() -> NoReturn:
     """Raise the error for a query with scales and a cache without."""
     raise ArgumentError(
-        f"{DECODE.name}: query is a tuple of 3, and kv_cache is one tensor; query_scales go with a cache of three, "
+        f"{DECODE.name}: query is a tuple of 3, and kv_cache is not; query_scales go with a cache of three, "
         f"(cache, rope_cache, scale_cache), whose rows are {ROW}"
     )
