@@ -147,3 +147,21 @@ def test_ranks_and_eight_bits_of_keys_in_small_pages(gpu):
     sight = Sight(window_left=300, cp_world=2, cp_rank=1, cp_interleave=16)
     check(make_problem([190, 66], 3, 16, page_size=2, causal_seqs=[380, 130], sight=sight))
     check(make_problem([190, 66], 3, 16, torch.float8_e4m3fn, page_size=8, causal_seqs=[380, 130], sight=sight))
+
+
+def test_visible_lengths_of_keys_in_small_pages(gpu):
+    visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
+    check(make_problem([190, 66], 3, 16, page_size=4, visible=visible, sight=Sight(causal=False)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_a_cache_of_two_tensors(gpu, dtype):
+    """Without indices: rows of pages are gathered because their pieces lie apart."""
+    problem = make_problem([190, 0, 66], 3, 16, dtype)
+    check(problem, kv_cache=in_two_tensors(problem.kv_cache))
+
+
+def test_visible_lengths_of_a_pack_whose_cache_is_two_tensors(gpu):
+    visible = torch.tensor([3, 200, 130, 0, 64, 65, 7], dtype=torch.int32, device="cuda")
+    problem = make_problem([190, 66], [2, 4], 16, visible=visible, sight=Sight(causal=False))
+    check(problem, kv_cache=in_two_tensors(problem.kv_cache))
