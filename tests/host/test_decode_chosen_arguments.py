@@ -256,7 +256,7 @@ WRONG = {
     "no tensor": ({"indices": [[1]]}, "indices is a list; it must be a tensor"),
     "query no tensor": ({"query": None}, "query is a NoneType; it must be a tensor"),
     "query empty tuple": ({"query": ()}, "query is a tuple; it must be a tensor"),
-    "query of three pieces": ({"query": (bf16(3, 2, 4, 512),) * 3}, "query is a tuple of 3, and kv_cache is one"),
+    "query of three pieces": ({"query": (bf16(3, 2, 4, 512),) * 3}, "query is a tuple of 3, and kv_cache is not"),
     "query dimensions": (
         {"query": bf16(HEADS, 576), "indices": lists(1)},
         "query has shape [4, 576]; with indices it must be [batch, q_len, heads, columns] or [tokens, heads, columns]",
@@ -388,13 +388,15 @@ def test_a_cache_beyond_32_gib_is_refused(recorder):
 
 
 def test_what_no_kernel_exists_for(recorder, monkeypatch):
-    other_facts.change(monkeypatch, Arch.SM90A, gathered_dtypes=(Dtype.FP16,), gathered_rows=())
-    one_by_one = r"^tsmla_decode: decode of keys that are copied one by one \(indices, or a cache of two tensors\) "
-    with pytest.raises(UnsupportedError, match=one_by_one + "for sm_90a reads rows of fp16, not "):
-        tsmla_decode(**chosen())
-    other_facts.change(monkeypatch, Arch.SM90A, gathered_dtypes=(), gathered_rows=())
-    with pytest.raises(UnsupportedError, match=one_by_one + "has no kernel for sm_90a yet; it "):
-        tsmla_decode(**chosen())
+    what = re.escape("tsmla_decode: decode of keys that are copied one by one (indices, or a cache of two tensors)")
+    for gathered, why in (
+        ((Dtype.FP16,), "for sm_90a reads rows of fp16, not "),
+        ((), "has no kernel for sm_90a yet;"),
+    ):
+        other_facts.change(monkeypatch, Arch.SM90A, gathered_dtypes=gathered, gathered_rows=())
+        for given in (chosen(), inputs(kv_cache=in_two())):
+            with pytest.raises(UnsupportedError, match=f"^{what} {why}"):
+                tsmla_decode(**given)
     snapmla = DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, lse=True, row=ROWS["snapmla"], gathers=True)
     assert "for sm_100a reads rows of bf16, " in (why_unsupported(snapmla) or "")
     assert recorder.launches == []
@@ -415,8 +417,126 @@ def test_small_pages_are_refused_where_no_kernel_gathers(recorder, monkeypatch):
         tsmla_decode(**inputs(kv_cache=rows))
 
 
-def test_visible_lengths_reach_the_kernel_of_small_pages(recorder):
+@pytest.mark.parametrize("form", ["small pages", "two tensors"])
+def test_visible_lengths_reach_kernels_that_gather(recorder, form):
+    cache = bf16(PAGES, 4, 576) if form == "small pages" else in_two()
     visible = torch.zeros(BATCH, Q_LEN, dtype=torch.int32)
-    tsmla_decode(**inputs(kv_cache=bf16(PAGES, 4, 576), local_visible_lens=visible))
-    assert recorder.variants[-1].gathers
-    assert launch_of(recorder, "visible").data_ptr() == visible.data_ptr()
+    tsmla_decode(**inputs(kv_cache=cache, local_visible_lens=visible))
+    assert recorder.variants[-1].gathers and launch_of(recorder, "visible").data_ptr() == visible.data_ptr()
+
+
+def in_two(dtype: torch.dtype = torch.bfloat16, pages: int = PAGES, page_size: int = PAGE) -> tuple[torch.Tensor, ...]:
+    """A cache whose latent and rope pieces lie in tensors of their own."""
+    return tuple(torch.zeros(pages, page_size, columns, dtype=dtype) for columns in (512, 64))
+
+
+def dense(**changes) -> dict:
+    """Arguments of a call without indices whose cache is two tensors."""
+    return inputs(**{"kv_cache": in_two(), **changes})
+
+
+def dense_packed(**changes) -> dict:
+    """Arguments of such a call whose query tokens are packed."""
+    ends = {"cum_seq_lens_q": ints(0, 1, 3, TOKENS), "max_q_len": 3}
+    return dense(**{"query": distinct(TOKENS, HEADS, 576), **ends, **changes})
+
+
+@pytest.mark.parametrize("form", [dense, dense_packed, chosen, packed])
+def test_the_two_tensors_of_a_cache_reach_the_kernel(recorder, form):
+    latent, rope = bf16(PAGES, PAGE, 576 + 512)[..., 576:], bf16(PAGES, PAGE + 1, 72)[:, :PAGE, :64]
+    for given in ((latent, rope), (latent[:, None], rope), in_two(page_size=2), in_two()):
+        tsmla_decode(**form(kv_cache=given))
+        pages, page_size = given[1].shape[:2]
+        for name, piece, columns in zip(("kv_cache", "rope_cache"), given, (512, 64), strict=True):
+            launched = launch_of(recorder, name)
+            assert launched.data_ptr() == piece.data_ptr() and launched.shape == (pages, page_size, columns)
+            assert launched.stride() == (piece.stride(0), piece.stride(-2), 1)
+        assert launch_of(recorder, "entry_keys") == (1 if form in (chosen, packed) else page_size)
+    assert all(variant.gathers and variant.lse for variant in recorder.variants)
+
+
+@pytest.mark.parametrize("form", [dense, dense_packed, chosen, packed])
+def test_two_tensors_without_pages_become_a_page_of_zeros_each(recorder, form):
+    out = tsmla_decode(**form(kv_cache=in_two(pages=0)))
+    assert len(recorder.launches) == 1 and launch_of(recorder, "out").data_ptr() == out.data_ptr()
+    for name, columns in (("kv_cache", 512), ("rope_cache", 64)):
+        assert launch_of(recorder, name).shape == (1, PAGE, columns) and not launch_of(recorder, name).any()
+
+
+E4M3 = torch.float8_e4m3fn
+LATENT, ROPE = in_two()
+WRONG_PAIRS = {
+    "rope dtype": ((LATENT, ROPE.half()), {}, "kv_cache[1] is torch.float16; accepted: torch.bfloat16"),
+    "latent dtype": ((LATENT.half(), ROPE), {}, "kv_cache[0] is torch.float16; accepted: torch.bfloat16 (as query)"),
+    "latent e4m3, rope bf16": (
+        (LATENT.to(E4M3), ROPE),
+        {"query": distinct(BATCH, Q_LEN, HEADS, 576, dtype=E4M3)},
+        "kv_cache[1] is torch.bfloat16; accepted: torch.float8_e4m3fn",
+    ),
+    "rope page size": ((LATENT, ROPE[:, :32]), {}, "kv_cache[1] has shape [10, 32, 64]; it must be [10, 64, 64]"),
+    "rope pages": ((LATENT, ROPE[:5]), {}, "kv_cache[1] has shape [5, 64, 64]; it must be [10, 64, 64]"),
+    "rope width": ((LATENT, ROPE[..., :32]), {}, "kv_cache[1] has shape [10, 64, 32]; it must be [10, 64, 64]"),
+    "rope dimensions": (
+        (LATENT[:, None], ROPE[:, None]), {}, "kv_cache[1] has shape [10, 1, 64, 64]; it must be [10, 64, 64]"
+    ),
+    "rope elsewhere": ((LATENT, ROPE.to("meta")), {}, "kv_cache[1] is on meta but query is on cpu"),
+    "latent elsewhere": ((LATENT.to("meta"), ROPE), {}, "kv_cache[0] is on meta but query is on cpu"),
+    "rope strides": (
+        (LATENT, bf16(PAGES, PAGE, 68)[..., :64]), {}, "kv_cache[1] has strides (4352, 68, 1) of 2-byte elements; the"
+    ),
+    "rope gaps": (
+        (LATENT, bf16(PAGES, PAGE, 128)[..., ::2]), {}, "kv_cache[1] has strides (8192, 128, 2); its last dimension"
+    ),
+    "whole rows": (
+        (bf16(PAGES, PAGE, 576), ROPE),
+        {},
+        "kv_cache[0] has shape [10, 64, 576]; it must be [pages, page_size, 512] or [pages, 1, page_size, 512]",
+    ),
+    "rows of 656 bytes": (
+        (torch.zeros(PAGES, PAGE, 656, dtype=E4M3), ROPE), {}, "kv_cache[0] is torch.float8_e4m3fn; accepted: torch.b"
+    ),
+    "rows of 656 bytes, uint8": (
+        (torch.zeros(PAGES, PAGE, 656, dtype=torch.uint8), ROPE), {}, "kv_cache[0] is torch.uint8; accepted: torch.bf"
+    ),
+    "rows without rope": (
+        (LATENT, ROPE),
+        {"query": distinct(BATCH, Q_LEN, HEADS, 512), "qk_rope_head_dim": 0},
+        "kv_cache[1] is given; rows of latent bf16 512 have no rope piece",
+    ),
+    "a query with scales": (
+        (LATENT, ROPE),
+        {"query": (bf16(3, 2, 4, 512).to(E4M3), bf16(3, 2, 4, 64), torch.ones(3, 2, 4))},
+        "query is a tuple of 3, and kv_cache is not; query_scales go with a cache of three",
+    ),
+    "one": ((LATENT,), {}, "kv_cache is a tuple of 1; it must be a tensor or a tuple of 2 or 3"),
+    "no rope": ((LATENT, None), {}, "kv_cache is a tuple without the second piece"),
+    "no latent": ((None, ROPE), {}, "kv_cache[0] is a NoneType; it must be a tensor"),
+    "rope no tensor": ((LATENT, 5), {}, "kv_cache[1] is a int; it must be a tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
+@pytest.mark.parametrize("form", [dense, chosen])
+@pytest.mark.parametrize("pair, changes, message", WRONG_PAIRS.values(), ids=WRONG_PAIRS.keys())
+def test_wrong_pairs_of_tensors_are_named(recorder, pair, changes, message, form, seen):
+    if seen:
+        for cache in (in_two(), in_two(page_size=1), in_two(pages=0), bf16(PAGES, PAGE, 576)):
+            tsmla_decode(**form(kv_cache=cache))
+        recorder.launches.clear()
+    with pytest.raises(ArgumentError, match=f"^tsmla_decode: {re.escape(message)}"):
+        tsmla_decode(**form(kv_cache=pair, **changes))
+    assert recorder.launches == []
+
+
+@pytest.mark.parametrize("page_size", [0, 3])
+def test_two_tensors_of_pages_that_no_table_has_are_refused(recorder, page_size):
+    with pytest.raises(ArgumentError, match=f"^tsmla_decode: kv_cache has pages of {page_size} keys; accepted: 1, 2, "):
+        tsmla_decode(**dense(kv_cache=in_two(page_size=page_size)))
+
+
+def test_rope_pieces_beyond_32_gib_are_refused(recorder):
+    latent = torch.empty(2, PAGE, 512, dtype=torch.bfloat16, device="meta")
+    rope = torch.empty_strided((2, PAGE, 64), (2**34, 64, 1), dtype=torch.bfloat16, device="meta")
+    given = {n: x.to("meta") if isinstance(x, torch.Tensor) else x for n, x in dense(kv_cache=(latent, rope)).items()}
+    with pytest.raises(ArgumentError, match=r"^tsmla_decode: kv_cache\[1\] reaches over "):
+        tsmla_decode(**given)

@@ -108,9 +108,8 @@ REFUSED = {
         {"query": query(BATCH, Q_LEN, HEADS)[:2]}, "query is a tuple of 2, and kv_cache has a scale for each key"
     ),
     "scales for a plain cache": (
-        {"kv_cache": torch.zeros(PAGES, PAGE, 576, dtype=E4M3)}, "query is a tuple of 3, and kv_cache is not; "
+        {"kv_cache": torch.zeros(PAGES, PAGE, 576, dtype=E4M3)}, "query is a tuple of 3, and kv_cache is not"
     ),
-    "a pair of caches": ({"kv_cache": cache()[:2]}, "query is a tuple of 3, and kv_cache is not; "),
     "no scale_cache": ({"kv_cache": (*cache()[:2], None)}, "kv_cache is a tuple without the third piece"),
     "an e4m3 rope": (
         {"kv_cache": (cache()[0], cache()[1].to(E4M3), cache()[2])}, "kv_cache[1] is torch.float8_e4m3fn; accepted"
@@ -133,7 +132,7 @@ REFUSED = {
         "kv_cache is torch.uint8; accepted: torch.bfloat16",
     ),
     "scales beside rows that hold theirs": (
-        {"kv_cache": torch.zeros(PAGES, PAGE, 656, dtype=E4M3)}, "query is a tuple of 3, and kv_cache is not; "
+        {"kv_cache": torch.zeros(PAGES, PAGE, 656, dtype=E4M3)}, "query is a tuple of 3, and kv_cache is not"
     ),
     "rows of 656 bytes among three": (
         {"kv_cache": (torch.zeros(PAGES, PAGE, 656, dtype=E4M3), *cache()[1:])}, "kv_cache[0] has shape [10, 64, 656]"

@@ -31,7 +31,7 @@ def row_of(call: Given, dtype: Dtype) -> RowFormat | None:
         return ROW
     cache = call.kv_cache
     eight_bits = isinstance(cache, torch.Tensor) and cache.dtype is torch.float8_e4m3fn
-    return WHOLE if eight_bits and _is_wide(cache) else None
+    return WHOLE if call.rope_cache is None and eight_bits and _is_wide(cache) else None
 
 
 def _is_wide(cache: torch.Tensor) -> bool:
@@ -91,6 +91,6 @@ def page_of_zeros(kv_cache: Any, rope_cache: Any, scale_cache: Any) -> Any:
 def refuse_scales() -> NoReturn:
     """Raise the error for a query with scales and a cache without."""
     raise ArgumentError(
-        f"{DECODE.name}: query is a tuple of 3, and kv_cache is not; query_scales go with a cache of three, "
-        f"(cache, rope_cache, scale_cache), whose rows are {ROW}"
+        f"{DECODE.name}: query is a tuple of 3, and kv_cache is not; query_scales go with a cache of three, (cache, "
+        f"rope_cache, scale_cache), whose rows are {ROW}"
     )
