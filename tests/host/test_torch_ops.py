@@ -450,6 +450,28 @@ def test_chosen_keys_pass_through(stand_ins, shape) -> None:
     assert not torch.equal(want[0], tsmla.tsmla_decode(**other)), "the kernel is not told of the lengths"
 
 
+@pytest.mark.parametrize("chooses", [False, True], ids=["page tables", "lists of keys"])
+def test_a_cache_of_two_tensors_passes_through(stand_ins, chooses) -> None:
+    """A traced call hands on the rope pieces that lie in a tensor of their own."""
+    pair = random(PAGES, 64, 512), random(PAGES, 64, 64)
+    call = {**required(DECODE), "kv_cache": pair}
+    lists = {"indices": ints(*range(BATCH * 7)).view(BATCH, 1, 7)} if chooses else {}
+    call |= {**dict.fromkeys(("block_tables", "seq_lens", "max_seq_len")), **lists} if chooses else {}
+    operator = torch.ops.tsmla.decode.default
+    positional = [pair[0] if name == "kv_cache" else call[name] for name in required(DECODE)]
+    options = {**lists, "rope_cache": pair[1]}
+    assert set(torch.library.opcheck(operator, tuple(positional), options).values()) == {"SUCCESS"}
+    del call["out"]
+    want = tsmla.tsmla_decode(**call, return_lse=True)
+    got = compile(lambda call: tsmla.tsmla_decode(**call, return_lse=True))(call)
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+    assert all(variant.gathers for variant in stand_ins)
+    other = {**call, "kv_cache": (pair[0], pair[1] + 1)}
+    assert not torch.equal(want[0], tsmla.tsmla_decode(**other)), "the kernel is not told of the rope pieces"
+    with pytest.raises(Exception, match="tsmla_decode: kv_cache is a tuple of 1; it must be a tensor or a tuple of 2"):
+        compile(lambda call: tsmla.tsmla_decode(**call))({**call, "kv_cache": pair[:1]})
+
+
 def test_tensors_on_a_cpu_are_named() -> None:
     with pytest.raises(ArgumentError, match="^tsmla_prefill: query is on cpu; it must be a CUDA tensor"):
         torch.ops.tsmla.prefill(**required(PREFILL))
