@@ -89,6 +89,7 @@ class ChosenCase:
     distinct: keys are among so many first ones of the cache; among all with 0.
     sinks: heads have sinks. lse_includes_sink, batch_invariant: as the operator has them.
     pieces: the query is given in two pieces.
+    apart: the cache is two tensors, where rows of one dtype have a rope piece.
     """
 
     name: str
@@ -108,6 +109,7 @@ class ChosenCase:
     sinks: bool = False
     lse_includes_sink: bool = False
     pieces: bool = False
+    apart: bool = False
     batch_invariant: bool = False
     short: bool = False
 
@@ -287,6 +289,7 @@ _CHOSEN = (
     ),
     ChosenCase("several tokens and row tiles, pieces, sinks", 70, 2, 2, 65, pieces=True, sinks=True, short=True),
     ChosenCase("packed, pages of one key, chosen twice", 100, 3, heads=8, packed=True, pages=50, page=1, short=True),
+    ChosenCase("two tensors, pages of three keys", 130, 2, heads=24, pages=40, page=3, apart=True, short=True),
     ChosenCase("one split list, a first tile of none", 600, 1, heads=8, front=64, output_scale=0.5, short=True),
     ChosenCase("no key at all", 64, 3, heads=1, outside=1.0, lengths=(64, 0, -5), short=True),
     *(
@@ -306,6 +309,7 @@ _CHOSEN = (
     ChosenCase("sinks", 500, 2, 2, 24, lengths=(500, 0, 1, 70), output_scale=-2.0, sinks=True),
     ChosenCase("sinks in the LSE", 500, 2, 2, 48, lengths=(500, 0, 1, 70), sinks=True, lse_includes_sink=True),
     ChosenCase("packed, pieces, 128 heads", 700, 5, heads=128, packed=True, pieces=True),
+    ChosenCase("two tensors, pieces, 128 heads", 2048, 3, heads=128, pages=100, pieces=True, apart=True),
     ChosenCase("batch-invariant", 3000, 4, 1, 24, lengths=(3, 70, 500, 3000), batch_invariant=True),
     ChosenCase("large scores", 900, 2, 2, magnitude=2.5, output_scale=-2.0),
 )

@@ -32,14 +32,14 @@ class _Problem(NamedTuple):
 
     query: [tokens, heads, 576 or 512], and `given`, the query as the operator takes it.
     rows: the keys that each token's list names, in the list's order, as often as they stand there.
-    cache: as the operator takes it; rows that no list names are NaN.
+    cache: as the operator takes it, in one tensor or two; rows that no list names are NaN.
     lengths: of the lists, as the operator takes them; None: lists count whole.
     """
 
     query: torch.Tensor
     given: torch.Tensor | tuple[torch.Tensor, ...]
     rows: list[torch.Tensor]
-    cache: Stored
+    cache: Stored | tuple[torch.Tensor, ...]
     indices: torch.Tensor
     lengths: torch.Tensor | None
 
@@ -102,9 +102,18 @@ def _problem(case: ChosenCase, dtype: Dtype, row: RowFormat) -> _Problem:
         query,
         query_in_pieces(joined) if case.pieces and row.has("rope") else joined,
         [cache[own // case.page, own % case.page] for own in named],
-        as_given(row, cache),
+        _in_two(cache) if case.apart and row.scales is None and row.has("rope") else as_given(row, cache),
         indices.to(torch.int32).view(*outer, case.top_k).to("cuda"),
         lengths.to(torch.int32).view(outer).to("cuda") if case.lengths else None,
+    )
+
+
+def _in_two(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Copy the latent and the rope pieces of rows into tensors of their own, with gaps of other sizes between rows."""
+    pieces = cache[..., :LATENT_DIM], cache[..., LATENT_DIM:]
+    return tuple(
+        surrounded((*piece.shape[:2], piece.shape[2] + gap), piece.dtype)[..., : piece.shape[2]].copy_(piece)
+        for piece, gap in zip(pieces, (32, 16), strict=True)
     )
 
 
