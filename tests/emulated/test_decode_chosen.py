@@ -6,7 +6,7 @@ import pytest
 import torch
 import tsmla
 from chosen_reference import OUTSIDE, check_chosen, in_two_tensors, make_chosen
-from decode_reference import Sight, check, judge, make_problem, merged, run
+from decode_reference import LATENT, ROPE, Sight, check, judge, make_problem, merged, run
 from emulated_archs import KERNELS, SMS
 from tsmla.identity.arch import Arch
 from tsmla.identity.row_format import ROWS
@@ -165,3 +165,14 @@ def test_visible_lengths_of_a_pack_whose_cache_is_two_tensors(gpu):
     visible = torch.tensor([3, 200, 130, 0, 64, 65, 7], dtype=torch.int32, device="cuda")
     problem = make_problem([190, 66], [2, 4], 16, visible=visible, sight=Sight(causal=False))
     check(problem, kv_cache=in_two_tensors(problem.kv_cache))
+
+
+@pytest.mark.parametrize("form", ["pages of 4", "two tensors"])
+def test_a_cache_without_pages_has_no_keys(gpu, form):
+    """Entries of the table are 0, the place of the page that stands for such a cache."""
+    columns = (LATENT + ROPE,) if form == "pages of 4" else (LATENT, ROPE)
+    tensors = tuple(torch.zeros(0, 4, width, dtype=torch.bfloat16, device="cuda") for width in columns)
+    problem = make_problem([5, 8], 1, 16, page_size=4)
+    tables = torch.zeros_like(problem.block_tables)
+    out, lse = run(problem, kv_cache=tensors if len(tensors) > 1 else tensors[0], block_tables=tables)
+    assert not out.any() and (lse == -torch.inf).all()

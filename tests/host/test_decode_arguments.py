@@ -147,6 +147,7 @@ def test_a_cache_without_pages_is_read_as_one_of_zeros(recorder):
     tsmla_decode(**inputs(kv_cache=bf16(0, 64, 576)))
     (arguments,) = recorder.launches
     assert arguments[2].shape == (1, 64, 576) and not arguments[2].any()
+    assert (arguments[3] == -1).all(), "no entry names the page that stands for the cache"
 
 
 def test_a_table_without_columns_reaches_the_kernel(recorder):

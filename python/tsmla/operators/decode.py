@@ -255,6 +255,7 @@ def tsmla_decode(
                 query = decode_rows.joined(query, q_pe, query_scales)
                 kv_cache = decode_rows.page_of_zeros(kv_cache, rope_cache, scale_cache)
                 if not chosen:
+                    block_tables = block_tables.new_full(block_tables.shape, -1)  # type: ignore[union-attr]
                     return tsmla_decode(**written.keywords())
                 indices, topk_length = chosen_keys.none_counts(block_tables)
                 tsmla_decode(**written.keywords(block_tables=None, seq_lens=None, max_seq_len=None))
