@@ -32,8 +32,9 @@ class ChosenCase(Plain):
     """A call. shape: of the query tokens, [batch, q_len] or [tokens]. outside: of 16 random indices, so many name no
     key. front: so many of each list's first name none. distinct: keys are among so many first ones of the cache; among
     all with 0. strays: (token, column, value) of indices, any int32. lengths: topk_length, as it is in memory, of each
-    token, or of each request where `by_request`; None: not given. wide_lengths: int64 ones. page_gap, list_gap: extra
-    rows between pages, and columns between lists. Other fields are those of `DecodeCase`.
+    token, or of each request where `by_request`; None: not given. wide_lengths: int64 ones. apart: the cache is two
+    tensors. page_gap, list_gap: extra rows between pages, and columns between lists. Other fields are those of
+    `DecodeCase`.
     """
 
     dtype: str = "bf16"
@@ -42,6 +43,7 @@ class ChosenCase(Plain):
     pages: int = 3
     page: int = 64
     rope: int = ROPE_DIM
+    apart: bool = False
     top_k: int = 1
     outside: int = 0
     front: int = 0
@@ -141,6 +143,7 @@ def chosen_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Cho
         pages=pages,
         page=page,
         rope=rope_of(variant.row),
+        apart=variant.row.has("rope") and draw(st.booleans()),
         top_k=top_k,
         outside=draw(st.sampled_from((0, 0, 1, 5, 15, 16))),
         front=draw(st.sampled_from((0, 0, 0, 1, 64, 130))),

@@ -12,7 +12,7 @@ from tsmla.identity.support import LATENT_DIM
 
 from .chosen_case import LSES, ChosenCase
 from .decode_case import QUERIES, SCORED
-from .decode_property import ordered
+from .decode_property import in_two_tensors, ordered
 from .drawing import INT32
 from .guarded import Guarded, contiguous
 from .places import Place
@@ -115,8 +115,12 @@ def arranged(case: ChosenCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         dims = [dim - packed for dim in order if dim >= packed]
         strides = ordered(piece.shape[:-1], dims, piece.shape[-1] + gap)
         pieces.append(put(name, piece, (*strides, 1), 16 * case.offset))
-    cache = inputs.cache if case.cache_dims == 3 else inputs.cache[:, None]
-    page = (case.page + case.page_gap) * case.columns
+    if case.apart:
+        cache: Any = in_two_tensors(case, inputs.cache.split((LATENT_DIM, case.rope), -1), put)
+    else:
+        content = inputs.cache if case.cache_dims == 3 else inputs.cache[:, None]
+        page = (case.page + case.page_gap) * case.columns
+        cache = put("kv_cache", content, (page, *contiguous(tuple(content.shape))[1:]), 16 * case.offset)
     lists = inputs.lists.view(*case.shape, case.top_k)
     row = case.top_k + case.list_gap
     list_strides = (*(stride * row for stride in contiguous(case.shape)), 1)
@@ -134,7 +138,7 @@ def arranged(case: ChosenCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
     size = tsmla.decode_workspace_size(case.tokens, 1, case.heads, max(1, case.top_k)) + case.spare
     return memory, {
         "query": tuple(pieces) if len(pieces) > 1 else pieces[0],
-        "kv_cache": put("kv_cache", cache, (page, *contiguous(tuple(cache.shape))[1:]), 16 * case.offset),
+        "kv_cache": cache,
         "workspace_buffer": space("workspace", (size,), getattr(torch, case.workspace)),
         "kv_lora_rank": LATENT_DIM,
         "qk_rope_head_dim": case.rope,

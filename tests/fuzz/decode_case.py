@@ -14,6 +14,7 @@ from tsmla.identity.row_format import ROWS, RowFormat, latent_row, uniform_row
 from tsmla.identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.operators.checks import TORCH_DTYPE_OF
+from tsmla.operators.decode import PAGE_SIZES, SMALL_PAGE_SIZES
 from tsmla.problems.pages import NO_PAGE
 
 from .drawing import EXTREME_VALUES, FEWEST, INT32, SIZES, heads_sinks, magnitude_for, scales, schedules
@@ -46,7 +47,6 @@ LSES: dict[str, tuple[tuple[int, ...], int]] = {
     "tokens first, with gaps": ((1, 0, 2), 2),
 }
 """How an LSE that is given lies: batch, token and head from the outermost to the innermost, elements between heads."""
-_PAGES = (16, 32, 64, 128)
 _ROWS = (1, 2, 16, 63, 64, 65, 96, 127, 128, 129, 192, 257)
 """Query tokens x heads around the row tiles of all kernels."""
 
@@ -63,13 +63,15 @@ class DecodeCase(Plain):
     workspace beyond what is needed. longer: of max_seq_len beyond the longest request. lse_layout: one of LSES, None
     for none. ends_q: cum_seq_lens_q, as they are in memory, None for none; `tokens` are then the query's, q_len is
     max_q_len, and visible is one row of all tokens. wide_q: int64 ones. rows: the name of the cache's rows, where they
-    have scales; `scaling` is about these. rope: columns of a row's rope piece; with 0, it has none.
+    have scales; `scaling` is about these. rope: columns of a row's rope piece; with 0, it has none. apart: rows without
+    scales lie in two tensors.
     """
 
     dtype: str = "bf16"
     rows: str | None = None
     scaling: Scaling = Scaling()
     rope: int = ROPE_DIM
+    apart: bool = False
     seq_lens: tuple[int, ...] = (1,)
     q_len: int = 1
     heads: int = 1
@@ -149,6 +151,11 @@ class DecodeCase(Plain):
         return self.rows is not None and ROWS[self.rows].apart
 
     @property
+    def gathered(self) -> bool:
+        """Whether keys are copied one by one."""
+        return self.apart or self.page in SMALL_PAGE_SIZES
+
+    @property
     def quantises(self) -> bool:
         """Whether the query is bf16 and the cache needs one with scales."""
         return self.rows_apart and not self.scaling.quantised
@@ -180,7 +187,8 @@ class DecodeCase(Plain):
         """The kernel that serves the call on this architecture, if there is one."""
         dtype = Dtype(self.dtype)
         row = ROWS[self.rows] if self.rows else row_without_scales(dtype, self.rope)
-        return DecodeVariant(Arch(arch), dtype, DECODE_OUT_DTYPES[dtype], self.lse, row)
+        lse = self.lse or self.gathered
+        return DecodeVariant(Arch(arch), dtype, DECODE_OUT_DTYPES[dtype], lse, row, gathers=self.gathered)
 
 
 def row_without_scales(dtype: Dtype, rope: int) -> RowFormat:
@@ -201,7 +209,10 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
     seq_lens = draw(_lengths(rows))
     if draw(st.integers(0, 15)) == 15:
         seq_lens = (0,) * len(seq_lens)
-    page = draw(st.sampled_from(_PAGES))
+    if variant.gathers:
+        fields["apart"] = variant.row.has("rope") and draw(st.booleans())
+    sizes = SMALL_PAGE_SIZES if variant.gathers else ()
+    page = draw(st.sampled_from((*sizes, *PAGE_SIZES) if fields.get("apart") else sizes or PAGE_SIZES))
     width = -(-max((0, *seq_lens)) // page) + draw(st.sampled_from((0, 0, 1, 7)))
     sight = draw(_sights())
     if sight.cp_world > 1:
@@ -277,6 +288,7 @@ def _fields(draw: Any, variant: DecodeVariant, hostile: bool) -> dict[str, Any]:
     rows = draw(st.one_of(st.sampled_from(_ROWS), st.integers(1, 140)))
     q_len = draw(st.sampled_from([n for n in (1, 1, 2, 3, 4, 7, 16, rows) if n <= rows and n <= 70]))
     heads = max(1, rows // q_len)
+    lse = variant.lse and (not variant.gathers or draw(st.booleans()))
     return {
         **draw(heads_sinks(heads)),
         "dtype": str(variant.dtype),
@@ -285,10 +297,10 @@ def _fields(draw: Any, variant: DecodeVariant, hostile: bool) -> dict[str, Any]:
         "scaling": draw(scalings(variant.row, hostile)),
         "q_len": q_len,
         "heads": heads,
-        "lse": variant.lse,
+        "lse": lse,
         "pdl": draw(st.booleans()),
         "lse_base": draw(st.sampled_from((2.0, 2.0, math.e))),
-        "lse_layout": draw(st.sampled_from((None, *LSES))) if variant.lse else None,
+        "lse_layout": draw(st.sampled_from((None, *LSES))) if lse else None,
         "wide_lengths": draw(st.booleans()),
         "wide_causal": draw(st.booleans()),
         "cache_dims": 3 if variant.row.apart else draw(st.sampled_from((3, 4))),

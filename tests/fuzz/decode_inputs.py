@@ -15,16 +15,18 @@ from .reference_decode import pages_of
 
 
 class Keys(NamedTuple):
-    """A request's keys in order: their numbers [keys, 576] in float64, and scales [keys] where each has one that is not
-    in its row."""
+    """A request's keys in order: their numbers [keys, 576] in float64, scales [keys] where each has one that is not in
+    its row, and which are keys: where they are copied one by one, those in pages that the cache does not have are
+    none."""
 
     numbers: torch.Tensor
     scales: torch.Tensor | None
+    there: torch.Tensor
 
     @property
     def counted(self) -> torch.Tensor:
         """[keys]: those that are not hidden by their own scale."""
-        return torch.ones(len(self.numbers), dtype=torch.bool) if self.scales is None else self.scales != 0
+        return self.there if self.scales is None else self.there & (self.scales != 0)
 
     @property
     def spoiling(self) -> torch.Tensor:
@@ -136,7 +138,8 @@ def _keys(
     for request in places:
         pages = len(cache["cache"])
         at = [page * case.page + row if 0 <= page < pages else -1 for page, row in request]
-        found.append(Keys(rows[at], None if scales is None else scales[at]))
+        there = torch.tensor([place >= 0 or not case.gathered for place in at], dtype=torch.bool)
+        found.append(Keys(rows[at], None if scales is None else scales[at], there))
     return found
 
 

@@ -167,10 +167,12 @@ def ordered(shape: torch.Size, order: list[int], innermost: int) -> tuple[int, .
 
 
 def _cache(case: DecodeCase, cache: dict[str, torch.Tensor], put: Callable[..., torch.Tensor]) -> tuple:
-    """The cache's tensor, or its three."""
+    """The cache's tensor, or its two or three."""
     first = cache["cache"]
     if len(cache) > 1:
         return _cache_apart(case, cache, put)
+    if case.apart:
+        return in_two_tensors(case, first.split((LATENT_DIM, case.rope), -1), put)
     if case.rows is not None and not case.scaling.as_bytes:
         first = first.view(torch.float8_e4m3fn)
     first = first if case.cache_dims == 3 else first[:, None]
@@ -193,9 +195,17 @@ def _cache_apart(
         first = first if case.scaling.as_bytes else first.view(latent.dtype)
     else:
         latent = latent.view(torch.uint8) if case.scaling.as_bytes else latent
-        found = []
-        for name, piece in (("kv_cache", latent), ("rope_cache", rope)):
-            row, more = piece.shape[-1] + 16 // piece.itemsize * gaps, 16 // piece.itemsize * case.page_gap
-            found.append(put(name, piece, (case.page * row + more, row, 1), 16 * case.offset))
-        first, second = found
+        first, second = in_two_tensors(case, (latent, rope), put, gaps)
     return first, second, put("scale_cache", scales, scale_strides)
+
+
+def in_two_tensors(
+    case: Any, pieces: tuple[torch.Tensor, ...], put: Callable[..., torch.Tensor], gaps: int = 1
+) -> tuple[torch.Tensor, ...]:
+    """The latent and the rope pieces of rows, with so many vectors of 16 bytes between rows."""
+    found = []
+    for name, piece in zip(("kv_cache", "rope_cache"), pieces, strict=True):
+        vector = 16 // piece.itemsize
+        row = piece.shape[-1] + vector * gaps
+        found.append(put(name, piece, (case.page * row + vector * case.page_gap, row, 1), 16 * case.offset))
+    return tuple(found)

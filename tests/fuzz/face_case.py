@@ -49,7 +49,6 @@ def face_cases(draw: Any, variant: DecodeVariant | PrefillVariant, hostile: bool
         call = draw(decode_cases(variant, hostile=False))
         faces = WITH_SCALES if variant.row.scales else DECODES if variant.lse else DECODES[:-1]
         faces = (OPERATOR,) if variant.row.apart else faces
-        faces = faces if variant.row.has("rope") else tuple(face for face in faces if face != "wrapper")
     face = draw(st.sampled_from(faces))
     if face == OPERATOR:
         return FaceCase(call, face)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import tsmla
 from tsmla.compat import flash_mla, flashinfer, tokenspeed_mla
-from tsmla.identity.support import LATENT_DIM, ROPE_DIM
+from tsmla.identity.support import LATENT_DIM
 
 from . import decode_property, prefill_property
 from .decode_case import DecodeCase
@@ -192,7 +192,7 @@ def _by_wrapper(case: FaceCase, place: Place, memory: dict[str, Guarded], given:
             seq_lens=seq_lens,
             num_heads=heads,
             head_dim_ckv=LATENT_DIM,
-            head_dim_kpe=ROPE_DIM,
+            head_dim_kpe=call.rope,
             page_size=call.page,
             causal=call.sight.causal,
             sm_scale=call.softmax_scale,
@@ -208,7 +208,7 @@ def _by_wrapper(case: FaceCase, place: Place, memory: dict[str, Guarded], given:
         plan(given["seq_lens"])
     flat_out = None if out is None else out.view(tokens, heads, LATENT_DIM)
     taken = {
-        "query": query.reshape(tokens, heads, LATENT_DIM + ROPE_DIM),
+        "query": query.reshape(tokens, heads, call.columns),
         "kv_cache": given["kv_cache"],
         "out": flat_out,
         "lse": lse,

@@ -45,7 +45,7 @@ Case = PrefillCase | DecodeCase | ChosenCase | PackCase | CacheCase | QueryCase 
 class Property(NamedTuple):
     """family: whose kernels it is about. cases: (kernel, hostile or not) -> strategy. each: cases for one kernel before
     the next, whose PTX takes a second to be read. weight: its share of the time. gathers: whether it is about kernels
-    of chosen keys, or about all others."""
+    that copy keys one by one, or about all others."""
 
     family: type
     cases: Callable[..., st.SearchStrategy[Any]]
@@ -54,7 +54,8 @@ class Property(NamedTuple):
     gathers: bool = False
 
     def is_about(self, kernel: Variant) -> bool:
-        """Whether it draws calls that this kernel serves. Chosen keys have rows of one dtype here."""
+        """Whether it draws calls that this kernel serves. Keys that are copied one by one have rows of one dtype
+        here."""
         gathers = isinstance(kernel, DecodeVariant) and kernel.gathers
         plain = not gathers or kernel.row.scales is None  # type: ignore[union-attr]
         return isinstance(kernel, self.family) and gathers == self.gathers and plain
@@ -67,6 +68,7 @@ PROPERTIES = {
     "decode": Property(DecodeVariant, decode_cases, 12, 4),
     "decode extreme": Property(DecodeVariant, decode_extremes, 12, 1),
     "decode of chosen keys": Property(DecodeVariant, chosen_cases, 12, 2, gathers=True),
+    "decode of keys one by one": Property(DecodeVariant, decode_cases, 12, 1, gathers=True),
     "decode by faces": Property(DecodeVariant, face_cases, 12, 1),
     "prefill by faces": Property(PrefillVariant, face_cases, 12, 0.5),
     "decode refused": Property(DecodeVariant, refusals, 40, 0.4),
