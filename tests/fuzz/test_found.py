@@ -55,6 +55,12 @@ FOUND: dict[str, Case] = {
     "decode: keys that no token of a row tile sees, which are NaN": DecodeCase(
         seq_lens=(300, 40), q_len=4, heads=40, page=16, visible=((17, 0, 200, -5), (0, 0, 0, 0))
     ),
+    "decode: pages of few keys that the cache does not have": DecodeCase(
+        seq_lens=(40,), page=4, width=10, heads=4, missing=((0, 2, -1), (0, 5, 70))
+    ),
+    "decode: a page of a cache of two tensors that it does not have": DecodeCase(
+        seq_lens=(40,), page=16, apart=True, width=3, heads=4, missing=((0, 1, -1),)
+    ),
     "decode: more keys than the page table has": DecodeCase(seq_lens=(5000,), heads=65, page=16),
     "decode: far more keys than the page table has, and a window": DecodeCase(
         seq_lens=(262145,), page=32, sight=Sight(window_left=0)
