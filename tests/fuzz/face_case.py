@@ -69,6 +69,8 @@ def expressible(call: Any, face: str) -> DecodeCase | PrefillCase:
             "ends_q": call.ends_kv if call.ends_q is None else call.ends_q,
             **({} if ragged else {"v_scale": 1.0, "heads_first": None}),
         }
+        if ragged and call.out == "new":  # it has no argument for the output's dtype
+            changes["out_dtype"] = ""
         return dataclasses.replace(call, **changes)
     parallel = face in ("tokenspeed_mla", "trtllm") and call.sight.cp_world > 1 and (call.lse or face != "trtllm")
     window = call.sight.window_left if face == "tokenspeed_mla" and call.sight.causal and call.visible is None else -1
