@@ -70,7 +70,7 @@ def expressible(call: Any, face: str) -> DecodeCase | PrefillCase:
             **({} if ragged else {"v_scale": 1.0, "heads_first": None}),
         }
         if ragged and call.out == "new":  # it has no argument for the output's dtype
-            changes["out_dtype"] = ""
+            changes["out_dtype"] = None
         return dataclasses.replace(call, **changes)
     parallel = face in ("tokenspeed_mla", "trtllm") and call.sight.cp_world > 1 and (call.lse or face != "trtllm")
     window = call.sight.window_left if face == "tokenspeed_mla" and call.sight.causal and call.visible is None else -1
