@@ -7,7 +7,9 @@ import math
 from typing import Any
 
 from hypothesis import strategies as st
+from tsmla.identity.support import prefill_out_dtype
 from tsmla.identity.variant import DecodeVariant, Dtype, PrefillVariant
+from tsmla.operators.checks import TORCH_DTYPE_OF
 
 from .decode_case import DecodeCase, decode_cases
 from .plain import Plain
@@ -69,8 +71,9 @@ def expressible(call: Any, face: str) -> DecodeCase | PrefillCase:
             "ends_q": call.ends_kv if call.ends_q is None else call.ends_q,
             **({} if ragged else {"v_scale": 1.0, "heads_first": None}),
         }
-        if ragged and call.out == "new":  # it has no argument for the output's dtype
-            changes["out_dtype"] = None
+        usual = TORCH_DTYPE_OF[prefill_out_dtype(Dtype(call.dtype))]
+        if ragged and call.out == "new" and call.written != usual:  # it has no argument for the output's dtype
+            changes["out"] = "contiguous"
         return dataclasses.replace(call, **changes)
     parallel = face in ("tokenspeed_mla", "trtllm") and call.sight.cp_world > 1 and (call.lse or face != "trtllm")
     window = call.sight.window_left if face == "tokenspeed_mla" and call.sight.causal and call.visible is None else -1

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 import tsmla
+from tsmla.identity.arch import Arch
 from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
 from . import __main__ as command
@@ -17,8 +19,8 @@ from .decode_case import DecodeCase
 from .pack_case import PackCase
 from .places import Place
 from .prefill_case import PrefillCase
-from .properties import Case, case_of, check
-from .search import Found, search
+from .properties import PROPERTIES, Case, case_of, check
+from .search import Found, kernels_of, search
 
 _PREFILL, _DECODE, _PACK = tsmla.tsmla_prefill, tsmla.tsmla_decode, tsmla.mla_kv_pack_quantize_fp8
 
@@ -186,3 +188,15 @@ def test_a_search_ends_with_the_case_that_took_the_gpu(monkeypatch):
         search("pack", Place("sm_90a", device=True), 5.0, 1, found, report=told.append)
     (failure,) = found.failures.values()
     assert ran == [failure.case] and repr(failure.case) in told[0]
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_cases_are_served_by_the_kernel_that_they_are_drawn_for(name, seed):
+    """A face that cannot make a drawn call gets another one, and that must not be another kernel's."""
+    limits = hypothesis.settings(database=None, deadline=None, max_examples=4, phases=[hypothesis.Phase.generate])
+    served: list[Any] = []
+    for arch in Arch:
+        for kernel in kernels_of(name, arch):
+            drawing = hypothesis.given(PROPERTIES[name].cases(kernel, True))
+            hypothesis.seed(seed)(limits(drawing(lambda case: served.append(case))))()
+            assert {served.pop().variant(arch) for _ in range(len(served))} == {kernel}
