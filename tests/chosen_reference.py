@@ -10,10 +10,8 @@ import torch
 import tsmla
 from decode_reference import LATENT, ROPE, Problem, Sight, judge, workspace
 from tsmla.identity.row_format import ROWS
+from tsmla.problems.lists import named_slots, random_lists, union_of
 from tsmla.problems.rows import numbers_in, stored_as
-
-OUTSIDE = (-1, -(2**31), 2**31 - 1)
-"""Indices that name no key, whatever the cache; its number of slots is another."""
 
 
 @dataclasses.dataclass
@@ -75,26 +73,19 @@ def make_chosen(
     rope: columns of the rope piece, of rows of `dtype`.
     lengths: of each token's list; without, lists count whole.
     """
-    tokens, slots = math.prod(shape), pages * page_size
+    tokens = math.prod(shape)
     if indices is None:
-        indices = torch.randint(0, slots, (tokens, top_k))
-        strays = torch.tensor([*OUTSIDE, slots, slots + page_size])
-        stray = strays[torch.randint(0, len(strays), indices.shape)]
-        indices = torch.where(torch.rand(indices.shape) < outside, stray, indices)
-    counted = torch.arange(top_k) < torch.tensor([top_k] * tokens if lengths is None else lengths)[:, None]
-    counts = counted & (indices >= 0) & (indices < slots)
+        indices = random_lists(tokens, top_k, (pages, page_size), outside=outside)
+    named = named_slots(indices, pages * page_size, lengths)
     pool = torch.full((pages, page_size + page_gap, LATENT + rope), math.nan).to(dtype)
-    used = torch.unique(indices[counts])
+    used = union_of(named)
     pool[used // page_size, used % page_size] = torch.randn(len(used), LATENT + rope).to(dtype)
     pool = pool.to("cuda")
     cache = numbers = pool[:, :page_size]
     if row is not None:
         cache = stored_as(ROWS[row], pool)[:, :page_size]
         numbers = numbers_in(ROWS[row], cache)
-    rows = []
-    for own, count in zip(indices, counts, strict=True):
-        found = own[count].to("cuda")
-        rows.append(numbers[found // page_size, found % page_size])
+    rows = [numbers[found // page_size, found % page_size] for found in (own.to("cuda") for own in named)]
     query = torch.randn(tokens, 1, heads, LATENT + rope, device="cuda").to(dtype)
     alone = Problem(
         query, rows, cache, indices, [len(own) for own in rows], sight=Sight(causal=False), **fields

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import tsmla
-from chosen_reference import OUTSIDE, check_chosen, in_two_tensors, make_chosen
+from chosen_reference import check_chosen, in_two_tensors, make_chosen
 from decode_reference import LATENT, ROPE, Sight, check, judge, make_problem, merged, run
 from emulated_archs import KERNELS, SMS
 from tsmla.identity.arch import Arch
 from tsmla.identity.row_format import ROWS
 from tsmla.operators.checks import TORCH_DTYPES
+from tsmla.problems.lists import NOWHERE
 
 DTYPES = [torch_dtype for torch_dtype, ours in TORCH_DTYPES.items() if ours in Arch.SM90A.facts.gathered_dtypes]
 ROWS_WITH_SCALES = [name for name in Arch.SM90A.facts.gathered_rows if ROWS[name].scales]
@@ -68,9 +69,9 @@ def test_rope_pieces_in_a_tensor_of_their_own(gpu, dtype):
 def test_indices_outside_of_the_cache_anywhere(gpu):
     """In front, in the middle and everywhere; for whole tiles too."""
     indices = torch.randint(0, 700, (5, 400))
-    indices[0, :140] = OUTSIDE[0]
-    indices[1, 64:300] = OUTSIDE[2]
-    indices[2] = OUTSIDE[1]
+    indices[0, :140] = NOWHERE[0]
+    indices[1, 64:300] = NOWHERE[2]
+    indices[2] = NOWHERE[1]
     indices[3, 1:] = 12 * 64
     indices[4, :-1] = 2**31 - 2
     check_chosen(make_chosen((5,), 16, 400, indices=indices))

@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS
 from tsmla.identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.operators.checks import TORCH_DTYPE_OF
 
-from .decode_case import QUERIES, VALUES, WIDTH, rope_of, row_without_scales
+from .decode_case import QUERIES, VALUES, WIDTH, in_one_or_two, rope_of, row_without_scales
 from .drawing import INT32, SIZES, heads_sinks, scales, schedules
 from .manner import Manner, manners
 from .places import Schedule
 from .plain import Plain
+from .scaled_rows import Scaling, name_of, scalings
 
 LSES: dict[str, tuple[tuple[int, ...], int]] = {
     "contiguous": ((0, 1), 0),
@@ -38,6 +40,8 @@ class ChosenCase(Plain):
     """
 
     dtype: str = "bf16"
+    rows: str | None = None
+    scaling: Scaling = Scaling()
     shape: tuple[int, ...] = (1, 1)
     heads: int = 1
     pages: int = 3
@@ -77,6 +81,8 @@ class ChosenCase(Plain):
     schedule: Schedule = Schedule()
     manner: Manner = Manner()
 
+    rows_apart = quantises = False
+
     @property
     def tokens(self) -> int:
         return math.prod(self.shape)
@@ -108,7 +114,7 @@ class ChosenCase(Plain):
     def variant(self, arch: str) -> DecodeVariant:
         """The kernel that serves the call on this architecture, if there is one."""
         dtype = Dtype(self.dtype)
-        row = row_without_scales(dtype, self.rope)
+        row = ROWS[self.rows] if self.rows else row_without_scales(dtype, self.rope)
         return DecodeVariant(Arch(arch), dtype, DECODE_OUT_DTYPES[dtype], lse=True, row=row, gathers=True)
 
 
@@ -138,12 +144,14 @@ def chosen_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Cho
     return ChosenCase(
         **draw(heads_sinks(heads)),
         dtype=str(variant.dtype),
+        rows=name_of(variant.row),
+        scaling=draw(scalings(variant.row, hostile)),
         shape=shape,
         heads=heads,
         pages=pages,
         page=page,
         rope=rope_of(variant.row),
-        apart=variant.row.has("rope") and draw(st.booleans()),
+        apart=in_one_or_two(variant.row) and draw(st.booleans()),
         top_k=top_k,
         outside=draw(st.sampled_from((0, 0, 1, 5, 15, 16))),
         front=draw(st.sampled_from((0, 0, 0, 1, 64, 130))),

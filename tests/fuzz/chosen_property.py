@@ -8,47 +8,45 @@ from typing import Any, NamedTuple
 
 import torch
 import tsmla
+from decode_rows import rounds
 from tsmla.identity.support import LATENT_DIM
+from tsmla.problems.lists import named_slots, random_lists, union_of
 
 from .chosen_case import LSES, ChosenCase
 from .decode_case import QUERIES, SCORED
+from .decode_inputs import Queries, cache_of, numbers_of, query_of
 from .decode_property import in_two_tensors, ordered
-from .drawing import INT32
 from .guarded import Guarded, contiguous
 from .places import Place
 from .reference_attention import Rows, attend, judge, judge_extreme, precision, tells_apart, with_sinks
 
 
 class Inputs(NamedTuple):
-    """On the CPU: query [..., heads, columns], cache [pages, page, columns], lists [tokens, top_k], and the slots that
-    each token's list names, in order and as often as they stand there."""
+    """On the CPU: query, the cache [pages, page, elements of a row] and the numbers [slots, columns] of its rows, lists
+    [tokens, top_k], and the slots that each token's list names, in order and as often as they stand there."""
 
-    query: torch.Tensor
+    query: Queries
     cache: torch.Tensor
+    numbers: torch.Tensor
     lists: torch.Tensor
     named: list[torch.Tensor]
 
 
-def drawn(case: ChosenCase) -> Inputs:
-    """Random lists and keys, with `unseen` in every row of the cache that no list names."""
+def drawn(case: ChosenCase, arch: str) -> Inputs:
+    """Random lists and keys, with `unseen` in every row of the cache that no list names. The keys' numbers are those
+    that kernels of `arch` read."""
     generator = torch.Generator().manual_seed(case.seed)
 
-    def integers(low: int, high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=generator)
-
-    shape = (case.tokens, case.top_k)
-    lists = integers(0, max(1, min(case.slots, case.distinct or case.slots)), *shape)
-    others = torch.tensor([*INT32, -1, case.slots, case.slots + case.page])
-    outside = integers(0, 16, *shape) < case.outside
-    outside[:, : case.front] = True
-    lists = torch.where(outside, others[integers(0, len(others), *shape)], lists)
+    lists = random_lists(
+        case.tokens, case.top_k, (case.pages, case.page),
+        outside=case.outside / 16, front=case.front, distinct=case.distinct, generator=generator,
+    )  # fmt: skip
     for token, column, value in case.strays:
         lists[token, column] = value
-    named = [own[: case.counted(token)] for token, own in enumerate(lists)]
-    named = [own[(own >= 0) & (own < case.slots)] for own in named]
+    named = named_slots(lists, case.slots, [case.counted(token) for token in range(case.tokens)])
     cache = torch.randn(case.slots, case.columns, generator=generator) * case.magnitude
     query = torch.randn(*case.shape, case.heads, case.columns, generator=generator) * case.magnitude
-    used = torch.cat([torch.zeros(0, dtype=torch.int64), *named]).unique()
+    used = union_of(named)
     if case.values == "growing":
         cache[used, -SCORED:] *= torch.linspace(0.02, 3, len(used))[:, None]
     if case.values == "one heavy key" and len(used):
@@ -58,13 +56,15 @@ def drawn(case: ChosenCase) -> Inputs:
     unused = torch.ones(case.slots, dtype=torch.bool)
     unused[used] = False
     cache[unused] = math.nan if case.dtype == "e4m3" else case.unseen
-    cache = cache.to(case.torch_dtype).view(case.pages, case.page, case.columns)
-    return Inputs(query.to(case.torch_dtype), cache, lists.to(torch.int32), named)
+    places = [[divmod(slot, case.page) for slot in own.tolist()] for own in named]
+    stored = cache_of(case, cache.view(case.pages, case.page, case.columns), places, generator)
+    numbers = numbers_of(case, stored, case.batch_invariant or rounds(arch, case.heads)).flatten(0, 1)
+    return Inputs(query_of(case, query), stored["cache"], numbers, lists.to(torch.int32), named)
 
 
 def check(case: ChosenCase, place: Place) -> None:
     """Run the call and judge it. Raises AssertionError, and what the operator and the emulator raise."""
-    inputs = drawn(case)
+    inputs = drawn(case, place.arch)
     with place.running(case.schedule, case.processors):
         memory, given = case.manner.arrange(lambda: arranged(case, inputs))
         result = case.manner.call(place, tsmla.tsmla_decode, memory, given)
@@ -80,9 +80,9 @@ def check(case: ChosenCase, place: Place) -> None:
     on_hopper = place.device and place.arch == "sm_90a"
     in_16_bits = place.arch == "sm_90a" and case.torch_dtype == torch.bfloat16
     given_precision = precision(case.torch_dtype, out.dtype, on_hopper, False, in_16_bits)
-    rows, parts = inputs.cache.double().flatten(0, 1), []
-    for query, named in zip(inputs.query.double().flatten(0, -3), inputs.named, strict=True):
-        keys, seen = rows[named], torch.ones(case.heads, len(named), dtype=torch.bool)
+    parts = []
+    for query, named in zip(inputs.query.numbers.flatten(0, -3), inputs.named, strict=True):
+        keys, seen = inputs.numbers[named], torch.ones(case.heads, len(named), dtype=torch.bool)
         parts.append(attend(query, keys, keys[:, :LATENT_DIM], seen, case.softmax_scale, given_precision.score))
     if lse is not None:
         assert lse.shape == out.shape[:-1]
@@ -108,18 +108,17 @@ def arranged(case: ChosenCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         return memory[name].tensor
 
     layouts, packed = QUERIES[case.query], len(case.shape) == 1
-    in_pieces = len(layouts) > 1 and case.rope
-    split = inputs.query.split((LATENT_DIM, case.rope), -1) if in_pieces else (inputs.query,)
     pieces = []
-    for name, piece, (order, gap) in zip(("query", "q_pe"), split, layouts, strict=False):
+    for name, piece, (order, gap) in zip(("query", "q_pe"), inputs.query.given, layouts, strict=False):
         dims = [dim - packed for dim in order if dim >= packed]
         strides = ordered(piece.shape[:-1], dims, piece.shape[-1] + gap)
         pieces.append(put(name, piece, (*strides, 1), 16 * case.offset))
     if case.apart:
         cache: Any = in_two_tensors(case, inputs.cache.split((LATENT_DIM, case.rope), -1), put)
     else:
-        content = inputs.cache if case.cache_dims == 3 else inputs.cache[:, None]
-        page = (case.page + case.page_gap) * case.columns
+        content = inputs.cache if case.rows is None or case.scaling.as_bytes else inputs.cache.view(torch.float8_e4m3fn)
+        content = content if case.cache_dims == 3 else content[:, None]
+        page = (case.page + case.page_gap) * content.shape[-1]
         cache = put("kv_cache", content, (page, *contiguous(tuple(content.shape))[1:]), 16 * case.offset)
     lists = inputs.lists.view(*case.shape, case.top_k)
     row = case.top_k + case.list_gap

@@ -201,6 +201,11 @@ def rope_of(row: RowFormat) -> int:
     return row.columns - LATENT_DIM
 
 
+def in_one_or_two(row: RowFormat) -> bool:
+    """Whether a cache of such rows may have one tensor or two, where rows are copied one by one."""
+    return row.has("rope") and row.scales is None
+
+
 @st.composite
 def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> DecodeCase:
     """Any call that the contract allows and this kernel serves. hostile: device tensors may hold any values."""
@@ -210,7 +215,7 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
     if draw(st.integers(0, 15)) == 15:
         seq_lens = (0,) * len(seq_lens)
     if variant.gathers:
-        fields["apart"] = variant.row.has("rope") and draw(st.booleans())
+        fields["apart"] = in_one_or_two(variant.row) and draw(st.booleans())
     sizes = SMALL_PAGE_SIZES if variant.gathers else ()
     page = draw(st.sampled_from((*sizes, *PAGE_SIZES) if fields.get("apart") else sizes or PAGE_SIZES))
     width = -(-max((0, *seq_lens)) // page) + draw(st.sampled_from((0, 0, 1, 7)))

@@ -10,6 +10,7 @@ from decode_rows import rounds
 from tsmla.identity.support import LATENT_DIM
 
 from . import reference_cache, scaled_rows
+from .chosen_case import ChosenCase
 from .decode_case import QUERIES, SCORED, WIDTH, DecodeCase
 from .reference_decode import pages_of
 
@@ -94,15 +95,20 @@ def drawn(case: DecodeCase, arch: str = "") -> Inputs:
         used_tokens[case.computed] = True
         query[~used_tokens] = math.nan
     filler = torch.tensor(math.nan if case.dtype == "e4m3" else case.unseen)
-    cache = _cache(case, torch.where(seen_rows[..., None], cache, filler), places, generator)
+    cache = cache_of(case, torch.where(seen_rows[..., None], cache, filler), places, generator)
     return Inputs(
-        _query(case, query), cache, table.to(torch.int32), _keys(case, cache, places, _rounds_keys(case, arch))
+        query_of(case, query), cache, table.to(torch.int32), _keys(case, cache, places, _rounds_keys(case, arch))
     )
 
 
-def _cache(
-    case: DecodeCase, numbers: torch.Tensor, places: list[list[tuple[int, int]]], generator: torch.Generator
+def cache_of(
+    case: DecodeCase | ChosenCase,
+    numbers: torch.Tensor,
+    places: list[list[tuple[int, int]]],
+    generator: torch.Generator,
 ) -> dict[str, torch.Tensor]:
+    """The cache's tensors by name, whose rows hold numbers [pages, page, columns]. places: (page, row) of each
+    request's keys."""
     if case.rows is None:
         return {"cache": numbers.to(case.torch_dtype)}
     sizes = scaled_rows.sizes(case.scaling, numbers.shape[:-1], generator) * 2.0**case.scaling.exponent
@@ -113,7 +119,7 @@ def _cache(
     return rows
 
 
-def _rounded(case: DecodeCase) -> bool:
+def _rounded(case: DecodeCase | ChosenCase) -> bool:
     return case.scaling.factors == "powers of two"
 
 
@@ -125,11 +131,7 @@ def _rounds_keys(case: DecodeCase, arch: str) -> bool:
 def _keys(
     case: DecodeCase, cache: dict[str, torch.Tensor], places: list[list[tuple[int, int]]], rounded: bool
 ) -> list[Keys]:
-    rows, scales = cache["cache"].double(), cache.get("scale_cache")
-    if case.rows is not None:
-        rows = reference_cache.numbers(case.rows, scaled_rows.bytes_of(cache))
-        if scales is None and rounded:
-            rows = rows.float().bfloat16().double()
+    rows, scales = numbers_of(case, cache, rounded), cache.get("scale_cache")
     nowhere = torch.zeros(1, case.columns)  # what pages read as that the cache does not have
     rows = torch.cat([rows.flatten(0, 1), nowhere])
     if scales is not None:
@@ -143,7 +145,17 @@ def _keys(
     return found
 
 
-def _query(case: DecodeCase, numbers: torch.Tensor) -> Queries:
+def numbers_of(case: DecodeCase | ChosenCase, cache: dict[str, torch.Tensor], rounded: bool) -> torch.Tensor:
+    """What the cache's rows stand for, [pages, page, columns] in float64, without scales that have a tensor of their
+    own. rounded: rows with scales in them are first converted to bf16."""
+    if case.rows is None:
+        return cache["cache"].double()
+    rows = reference_cache.numbers(case.rows, scaled_rows.bytes_of(cache))
+    return rows.float().bfloat16().double() if rounded and "scale_cache" not in cache else rows
+
+
+def query_of(case: DecodeCase | ChosenCase, numbers: torch.Tensor) -> Queries:
+    """The query's tensors, which hold numbers [..., heads, columns]."""
     if case.rows is None:
         query = numbers.to(case.torch_dtype)
         return Queries(_pieces(case, query), query.double())
@@ -157,7 +169,7 @@ def _query(case: DecodeCase, numbers: torch.Tensor) -> Queries:
     return Queries(_pieces(case, query), _quantised(query) if case.quantises else query.double())
 
 
-def _pieces(case: DecodeCase, query: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _pieces(case: DecodeCase | ChosenCase, query: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (query,) if len(QUERIES[case.query]) == 1 or not case.rope else query.split((LATENT_DIM, case.rope), -1)
 
 

@@ -54,11 +54,9 @@ class Property(NamedTuple):
     gathers: bool = False
 
     def is_about(self, kernel: Variant) -> bool:
-        """Whether it draws calls that this kernel serves. Keys that are copied one by one have rows of one dtype
-        here."""
+        """Whether it draws calls that this kernel serves."""
         gathers = isinstance(kernel, DecodeVariant) and kernel.gathers
-        plain = not gathers or kernel.row.scales is None  # type: ignore[union-attr]
-        return isinstance(kernel, self.family) and gathers == self.gathers and plain
+        return isinstance(kernel, self.family) and gathers == self.gathers
 
 
 PROPERTIES = {

@@ -33,6 +33,7 @@ from tsmla.operators.checks import TORCH_DTYPE_OF
 from tsmla.problems import cache as cache_problems
 from tsmla.problems import query as query_problems
 from tsmla.problems.cases import cases_of
+from tsmla.problems.lists import named_slots, random_lists, union_of
 from tsmla.problems.memory import Memory
 from tsmla.problems.pages import page_tables, put_keys
 from tsmla.problems.rows import numbers_in, stored_as
@@ -485,16 +486,12 @@ def _chosen(variant: DecodeVariant, heads: int, lengths: tuple[int, ...]) -> tup
     """
     page, width, scale = 32, LATENT_DIM + ROPE_DIM, (LATENT_DIM + ROPE_DIM) ** -0.5
     tokens, top_k, slots = len(lengths), max(lengths), 32 * page
-    indices = torch.randint(0, slots, (tokens, top_k), dtype=torch.int32)
-    indices[torch.rand(indices.shape) < 0.1] = -1
-    indices[:, 0] = torch.tensor((slots, 2**31 - 1, -(2**31)), dtype=torch.int32).repeat(tokens)[:tokens]
-    counted = torch.arange(top_k) < torch.tensor(lengths)[:, None]
-    named = counted & (indices >= 0) & (indices < slots)
-    keys = torch.randn(slots, width, device="cuda")
+    indices = random_lists(tokens, top_k, (32, page), outside=0.1, front=1)
+    named = named_slots(indices, slots, lengths)
+    keys = torch.full((slots, width), math.nan, device="cuda")
+    used = union_of(named).to("cuda")
+    keys[used] = torch.randn(len(used), width, device="cuda")
     numbers = keys_given(variant, keys)
-    unnamed = torch.ones(slots, dtype=torch.bool)
-    unnamed[indices[named]] = False
-    keys[unnamed.to("cuda")] = math.nan
     row = query_row(variant)
     query = numbers_in(row, stored_as(row, 2 * torch.randn(tokens, heads, width, device="cuda")))
     out, lse = tsmla.tsmla_decode(
@@ -509,12 +506,12 @@ def _chosen(variant: DecodeVariant, heads: int, lengths: tuple[int, ...]) -> tup
         scale,
         enable_pdl=True,
         return_lse=True,
-        indices=indices.to("cuda"),
+        indices=indices.to("cuda", torch.int32),
         topk_length=torch.tensor(lengths, dtype=torch.int32, device="cuda"),
     )
     parts = []
     for token in range(tokens):
-        seen = numbers[indices[token][named[token]].long().to("cuda")][:, None]
+        seen = numbers[named[token].to("cuda")][:, None]
         parts.append(_attention(query[token : token + 1], seen, seen[..., :LATENT_DIM], scale, False))
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     step = torch.finfo(out.dtype).eps if variant.dtype.bits == 16 else 0.05  # as `_decode`'s

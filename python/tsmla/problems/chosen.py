@@ -16,6 +16,7 @@ from ..operators.decode import tsmla_decode
 from ..operators.workspace import decode_workspace_size
 from .cases import ChosenCase, cases_of
 from .decode import LSE, ROW, SCALE, WEIGHT_SCALE, as_given, query_in_pieces
+from .lists import named_slots, random_lists, union_of
 from .memory import Memory, surrounded
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 from .rows import Stored, numbers_in, stored_as
@@ -23,8 +24,6 @@ from .rows import Stored, numbers_in, stored_as
 _KEPT = len(cases_of("chosen", full=True))
 """How many problems are kept for other variants: fewer than there are cases would be dropped before they are
 asked for."""
-_OUTSIDE = -1, -(2**31), 2**31 - 1
-"""Indices that name no key, whatever the cache."""
 
 
 class _Problem(NamedTuple):
@@ -81,18 +80,14 @@ def _problem(case: ChosenCase, dtype: Dtype, row: RowFormat) -> _Problem:
     def random(row: RowFormat, *shape: int) -> torch.Tensor:
         return numbers_in(row, stored_as(row, torch.randn(shape, device="cuda") * case.magnitude))
 
-    slots = case.pages * case.page
-    indices = torch.randint(0, min(slots, case.distinct or slots), (case.tokens, case.top_k))
-    strays = torch.tensor([*_OUTSIDE, slots, slots + case.page])[torch.randint(0, 5, indices.shape)]
-    stray = torch.rand(indices.shape) < case.outside
-    stray[:, : case.front] = True
-    indices = torch.where(stray, strays, indices)
-    lengths = torch.tensor(case.lengths or (case.top_k,) * case.tokens)
-    named = [own[: max(0, int(count))] for own, count in zip(indices, lengths, strict=True)]
-    named = [own[(own >= 0) & (own < slots)] for own in named]
+    indices = random_lists(
+        case.tokens, case.top_k, (case.pages, case.page),
+        outside=case.outside, front=case.front, distinct=case.distinct,
+    )  # fmt: skip
+    named = named_slots(indices, case.pages * case.page, case.lengths or None)
     # Pages lie a row apart, as slices of a larger cache would; that row is never a key's.
     cache = surrounded((case.pages, case.page + 1, width), torch_dtype)[:, : case.page]
-    used = torch.cat(named).unique()
+    used = union_of(named)
     cache[used // case.page, used % case.page] = random(row, len(used), ROW)
     query = surrounded((case.tokens, case.heads, width), torch_dtype)
     query[:] = random(multiplied_row(row, dtype), case.tokens, case.heads, ROW)
@@ -104,7 +99,7 @@ def _problem(case: ChosenCase, dtype: Dtype, row: RowFormat) -> _Problem:
         [cache[own // case.page, own % case.page] for own in named],
         _in_two(cache) if case.apart and row.scales is None and row.has("rope") else as_given(row, cache),
         indices.to(torch.int32).view(*outer, case.top_k).to("cuda"),
-        lengths.to(torch.int32).view(outer).to("cuda") if case.lengths else None,
+        torch.tensor(case.lengths, dtype=torch.int32, device="cuda").view(outer) if case.lengths else None,
     )
 
 
