@@ -3,8 +3,10 @@
 `edges.py` says what edges a kernel has; `Barriers` makes one of the classes below of a row of that table:
 
 - `TmaEdge`, `WarpEdge`: a ring of stages in shared memory, filled by bulk copies or by warps, emptied by warps or MMAs.
-- `ClusterEdge`: a ring between bulk copies, tcgen05 MMAs and warps of the CTAs that share their MMAs.
-- `Signals`, `MmaSignals`: barriers that only say "full", told apart by an index; nobody empties them.
+- `ClusterEdge`, `ClusterTmaEdge`: a ring between bulk copies, tcgen05 MMAs and warps of the CTAs that share their
+  MMAs.
+- `Signals`, `WarpSignals`, `ClusterSignals`: barriers that only say "full", told apart by an index; nobody empties
+  them.
 
 An edge keeps no position: producers and consumers count tiles themselves. Tile number `count` lives in stage `count %
 stages`, whose barriers flip phase every `stages` tiles; where `stages` is a power of two, both are bit fields. Event
@@ -29,7 +31,7 @@ from typing import TypeVar
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import tcgen05
 
 from . import ptx
@@ -180,6 +182,20 @@ class ClusterEdge(Edge):
         _arrive_once(barrier, LEADER if self.spec.ctas > 1 else None)
 
 
+class ClusterTmaEdge(TmaEdge):
+    """A ring that bulk copies fill and MMAs empty, of the CTAs that share their MMAs: one, or a pair.
+
+    Copies of both CTAs complete on the leader's barriers, where the leader announces what both bring; what MMAs
+    complete, they do in every CTA."""
+
+    def expect(self, barrier: cute.Pointer) -> None:
+        _expect_in_leader(barrier, self.spec.bytes, self.spec.ctas)
+
+    def release_after_mmas(self, first: Int32, tiles: int = 1) -> None:
+        for tile in range(tiles):
+            _commit(self.empty(self.stage(first + tile)), self.spec.ctas)
+
+
 class Signals(Edge):
     """Barriers that only say "full": for each index, events that complete one after the other."""
 
@@ -192,8 +208,8 @@ class Signals(Edge):
             cute.arch.mbarrier_arrive(self.full(index))
 
 
-class MmaSignals(Signals):
-    """Signals of roles on Blackwell, some of which are MMAs."""
+class WarpSignals(Signals):
+    """Signals between warps of a CTA on Blackwell."""
 
     def hand_over(self, index, behind: Float32 | None = None) -> None:
         """Arrive once for this warp, whose lanes are all here. behind: a number that ptxas must have before the
@@ -204,8 +220,17 @@ class MmaSignals(Signals):
         else:
             _arrive_behind(self.full(index), behind)
 
+
+class ClusterSignals(Signals):
+    """Signals between warps and MMAs of the CTAs that share their MMAs: one, or a pair. Warps of both CTAs tell the
+    leader, MMAs tell every CTA."""
+
+    def hand_over(self, index) -> None:
+        cute.arch.sync_warp()
+        _arrive_once(self.full(index), LEADER if self.spec.ctas > 1 else None)
+
     def fill_after_mmas(self, index) -> None:
-        tcgen05.commit(self.full(index))
+        _commit(self.full(index), self.spec.ctas)
 
 
 E = TypeVar("E", bound=Edge)
@@ -253,6 +278,17 @@ def _commit(barrier: cute.Pointer, ctas: int) -> None:
         tcgen05.commit(barrier)
     else:
         tcgen05.commit(barrier, (1 << ctas) - 1, tcgen05.CtaGroup.TWO)
+
+
+@cute.jit
+def _expect_in_leader(barrier: cute.Pointer, tx_bytes: cutlass.Constexpr, ctas: cutlass.Constexpr) -> None:
+    """Announce bytes, in the leader only."""
+    if const_expr(ctas == 1):
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, tx_bytes)
+    elif cute.arch.block_idx_in_cluster() == LEADER:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, tx_bytes)
 
 
 @cute.jit

@@ -17,6 +17,9 @@ ONE = "cta_group::1"
 ONE_HALVED = "ws.cta_group::1"
 """Form with 64 rows of one CTA: row r is lane r for the first half of the columns, and lane 64 + r of the same tensor
 memory columns for the second half (PTX ISA, tcgen05 data path layout E)."""
+PAIR = "cta_group::2"
+"""Form with 256 rows, 128 in each CTA of a pair, of which the even one issues: row r of a CTA is lane r, a column is a
+column (PTX ISA, tcgen05 data path layout A). B's rows are divided between the CTAs."""
 PAIR_HALVED = "cta_group::2"
 """Form with 128 rows, 64 in each CTA of a pair, of which the even one issues; lanes as for ONE_HALVED (layout B). B's
 rows are divided between the CTAs."""
@@ -58,14 +61,14 @@ def k_step_mn_major(element_bytes: int, row_bytes: int) -> int:
 
 def multiply(kind: str, accumulator: Int32, a: Int64, b: Int64, instruction: int, keep, form: str = ONE) -> None:
     """accumulator (a tensor memory address) = a b^T, plus the accumulator when `keep`; a and b in shared memory.
-    `form` is ONE, ONE_HALVED or PAIR_HALVED."""
+    `form` is ONE, ONE_HALVED, PAIR or PAIR_HALVED."""
     _issue(kind, form, accumulator, "{$r1}", a, b, instruction, keep)
 
 
-def multiply_tmem(kind: str, accumulator: Int32, a: Int32, b: Int64, instruction: int, keep) -> None:
+def multiply_tmem(kind: str, accumulator: Int32, a: Int32, b: Int64, instruction: int, keep, form: str = ONE) -> None:
     """accumulator = a b^T, plus the accumulator when `keep`, with a in tensor memory: K consecutive in a lane's
-    columns; b in shared memory."""
-    _issue(kind, ONE, accumulator, "[{$r1}]", a, b, instruction, keep)
+    columns; b in shared memory. `form` is ONE or PAIR."""
+    _issue(kind, form, accumulator, "[{$r1}]", a, b, instruction, keep)
 
 
 def _issue(kind: str, form: str, accumulator: Int32, place: str, a, b: Int64, instruction: int, keep) -> None:

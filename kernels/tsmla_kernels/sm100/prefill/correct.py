@@ -16,9 +16,10 @@ from ...parts.blackwell.row_softmax import scaled
 from ...parts.row_end import Earlier, with_earlier
 from ...parts.tile_scheduler import QueryTile
 from .geometry import PrefillGeometry
+from .plan import place_of
 from .schedule import CORRECT_BARRIER, PrefillSchedule
 from .storage import Shared
-from .work import TileWork
+from .work import TileWork, first_tile
 
 HELD_COLUMNS = 32
 """Output columns that a thread holds at a time."""
@@ -56,7 +57,7 @@ def correct(
             shape = (geometry.rows, geometry.d_v)
             source, target = tma.tiles_of(out[0], out[1], shape, shared.out)
             with cute.arch.elect_one():
-                cute.copy(out[0], source[None, tile], target[None, place.tile * geometry.query_tiles + tile])
+                cute.copy(out[0], source[None, tile], target[None, first_tile(geometry, place) + tile])
     if warp == 0:
         with cute.arch.elect_one():
             cute.arch.cp_async_bulk_commit_group()
@@ -69,16 +70,16 @@ def _rescale(
     count: Int32, thread: Int32,
 ) -> None:  # fmt: skip
     """Rescale the output to the new maximum before the values of KV tile number `count` are added."""
-    geometry = schedule.geometry
+    geometry, plan = schedule.geometry, schedule.plan
     event = count - work.start
     if event > 0:
-        if const_expr(schedule.crossed):
+        if const_expr(plan.crossed):
             # A warp must not arrive again for others that have not arrived for the values before.
             shared.probabilities_early.wait_full(tile, event - 1)
         factor = _factor(geometry, shared, tile, event - 1, thread)
         if cute.arch.vote_any_sync(factor != 1.0):
-            if const_expr(schedule.crossed):
-                shared.output_full.wait_full(tile, event - 1)
+            if const_expr(plan.ahead):
+                shared.output_full.wait_full(*place_of(plan, tile, event - 1))
             tmem.fence_after()
             output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
             for first in cutlass.range_constexpr(0, geometry.d_v, HELD_COLUMNS):
@@ -88,7 +89,7 @@ def _rescale(
             tmem.wait_stores()
             tmem.fence_before()
     if event >= 0:
-        shared.probabilities_early.hand_over(tile)
+        shared.probabilities_early.hand_over(place_of(plan, tile, event)[0])
 
 
 @cute.jit
@@ -108,17 +109,19 @@ def _write(
 ) -> None:  # fmt: skip
     """Write the finished rows over the query tile, which nobody reads any more: its last scores have been computed. A
     query tile without scores is loaded all the same if the CTA has `tiles` to visit; then zeros, or the rows of an
-    earlier result, take its place when it has landed."""
+    earlier result, take its place when it has landed. In a pair, both CTAs have scores of all tiles."""
     geometry = schedule.geometry
     target = shared.out[thread, None, tile]
     output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
     factor = Float32(0.0)
     if work.events > 0:
         factor = _factor(geometry, shared, tile, work.events - 1, thread)
-        shared.output_full.wait_full(tile, work.events - 1 if const_expr(schedule.crossed) else Int32(0))
+        last = work.events - 1 if const_expr(schedule.plan.ahead) else Int32(0)
+        shared.output_full.wait_full(*place_of(schedule.plan, tile, last))
         tmem.fence_after()
-    elif tiles > 0:
-        shared.q_edge.wait_full(Int32(tile))
+    elif const_expr(schedule.plan.ctas == 1):
+        if tiles > 0:
+            shared.q_edge.wait_full(Int32(tile))
     kept = Float32(0.0)
     if const_expr(earlier is not None):
         if earlier.merges != 0:

@@ -1,17 +1,19 @@
 """Ragged attention forward for Blackwell: host entry and kernel entry.
 
-A CTA computes two tiles of 128 query rows of one head. Warpgroups 0 and 1 are the softmax of a tile each (`softmax`),
-warpgroup 2 rescales and writes the output (`correct`), one warp issues the MMAs (`multiply`), one the copies (`load`).
-Structure after FlashAttention-4 (arXiv 2603.05451): two query tiles in ping-pong, accumulators and probabilities in
-tensor memory, correction apart from the softmax and rarely needed.
+A CTA computes two tiles of 128 query rows of one head or, where tensor memory holds only one output, a pair of CTAs
+computes one each (`plan`). A warpgroup for each tile is its softmax (`softmax`), another one rescales and writes the
+output (`correct`), one warp issues the MMAs (`multiply`), one the copies (`load`). Structure after FlashAttention-4
+(arXiv 2603.05451): two query tiles in ping-pong, accumulators and probabilities in tensor memory, correction apart from
+the softmax and rarely needed.
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.nvgpu.tcgen05 import CtaGroup
 from tsmla.identity.call import PREFILL
 from tsmla.identity.variant import PrefillVariant
 
@@ -20,7 +22,7 @@ from ...limits import TILE_ALIGNMENT
 from ...parts import tma
 from ...parts.blackwell import tmem
 from ...parts.division import quotient
-from ...parts.pipeline import Barriers
+from ...parts.pipeline import LEADER, Barriers
 from ...parts.precision import numeric
 from ...parts.prefill_call import Copied, PrefillResults, results_of
 from ...parts.query import Map
@@ -33,7 +35,7 @@ from .mma import Products, multiply
 from .schedule import PrefillSchedule
 from .softmax import softmax
 from .storage import Layouts, layouts_of, shared_of
-from .work import tile_work
+from .work import first_tile, rank_of, tile_work
 
 
 class PrefillKernel:
@@ -43,7 +45,7 @@ class PrefillKernel:
         self.variant = variant
         self.geometry = PrefillGeometry.of(variant)
         self.schedule = PrefillSchedule.of(variant)
-        self.products = Products(variant, self.geometry, self.schedule.crossed)
+        self.products = Products(variant, self.geometry)
         self.dtype = numeric(variant.dtype)
         self.out_dtype = numeric(variant.out_dtype)
 
@@ -51,16 +53,17 @@ class PrefillKernel:
 
     def launch(self, given):
         """Make the copies' tensor maps, and launch. given: what the call's table lists, by name."""
-        geometry = self.geometry
+        geometry, plan = self.geometry, self.geometry.plan
         layouts = self._layouts()
-        load_op = cpasync.CopyBulkTensorTileG2SOp()
+        load_op = cpasync.CopyBulkTensorTileG2SOp(CtaGroup.TWO if plan.ctas > 1 else CtaGroup.ONE)
         store_op = cpasync.CopyBulkTensorTileS2GOp()
-        slot, slot_shape = cute.select(layouts.ring, mode=[0, 1]), (geometry.rows, geometry.slot_elements)
+        q_slot, slot = (cute.select(layout, mode=[0, 1]) for layout in (layouts.q, layouts.ring))
+        q_shape, slot_shape = ((rows, geometry.slot_elements) for rows in (geometry.rows, geometry.slot_rows))
         q_maps, k_maps = (
-            tuple(Map(*cpasync.make_tiled_tma_atom(load_op, piece, slot, slot_shape)) for piece in pieces)
-            for pieces in (
-                tma.pieces_of(given.q, given.q_pe, geometry.d_qk),
-                tma.pieces_of(given.k, given.k_pe, geometry.d_qk),
+            tuple(Map(*cpasync.make_tiled_tma_atom(load_op, piece, box, shape)) for piece in pieces)
+            for pieces, box, shape in (
+                (tma.pieces_of(given.q, given.q_pe, geometry.d_qk), q_slot, q_shape),
+                (tma.pieces_of(given.k, given.k_pe, geometry.d_qk), slot, slot_shape),
             )
         )
         v_map = cpasync.make_tiled_tma_atom(load_op, tma.clippable(tma.rows_first(given.v)), slot, slot_shape)
@@ -71,11 +74,12 @@ class PrefillKernel:
             (geometry.rows, geometry.d_v),
         )
         packs = packs_of(given)
-        tiles = tile_bound(packs.rows[0], given.cum_seq_lens_q.shape[0] - 1, geometry.rows * geometry.query_tiles)
+        tiles = tile_bound(packs.rows[0], given.cum_seq_lens_q.shape[0] - 1, geometry.rows_together)
         copied, results = Copied(q_maps, k_maps, Map(*v_map)), results_of(given, self.variant.lse)
         self.kernel(copied, Map(*out_map), packs, results, given.softmax_scale).launch(
-            grid=(tiles * packs.heads, 1, 1),
+            grid=(tiles * packs.heads * plan.ctas, 1, 1),
             block=(self.schedule.threads, 1, 1),
+            cluster=(plan.ctas, 1, 1) if plan.ctas > 1 else None,
             smem=geometry.shared_bytes,
             stream=given.stream,
             min_blocks_per_mp=1,
@@ -91,48 +95,55 @@ class PrefillKernel:
         results: PrefillResults,
         softmax_scale: Float32,
     ):
-        geometry, schedule, variant = self.geometry, self.schedule, self.variant
+        geometry, schedule, variant, plan = self.geometry, self.schedule, self.variant, self.geometry.plan
+        is_pair = plan.ctas > 1
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == schedule.load_warp:
             for found in (*copied.q, *copied.k, copied.v, stored):
                 cpasync.prefetch_descriptor(found.atom)
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
         barriers = Barriers(schedule.edges, base)
-        shared = shared_of(geometry, self._layouts(), self.dtype, self.out_dtype, base, barriers, schedule.crossed)
+        shared = shared_of(geometry, self._layouts(), self.dtype, self.out_dtype, base, barriers)
         if warp == schedule.mma_warp:
             with cute.arch.elect_one():
                 barriers.init()
             cute.arch.mbarrier_init_fence()
         cute.arch.griddepcontrol_wait()
 
-        cta_rows = geometry.rows * geometry.query_tiles
         tile = query_tile(
-            cute.arch.block_idx()[0],
+            cute.arch.block_idx()[0] // plan.ctas if const_expr(is_pair) else cute.arch.block_idx()[0],
             packs,
-            cta_rows,
+            geometry.rows_together,
             (geometry.d_qk + geometry.d_v) * geometry.element_bytes,
             section_heads=SECTION_HEADS if const_expr(variant.causal) else None,
         )
         if tile.valid:
             if warp == schedule.correct_warpgroup * 4:
-                cute.arch.alloc_tmem(geometry.tmem_columns, shared.tmem_base)
-                cute.arch.relinquish_tmem_alloc_permit()
-            cute.arch.sync_threads()
+                cute.arch.alloc_tmem(geometry.tmem_columns, shared.tmem_base, is_two_cta=is_pair)
+                cute.arch.relinquish_tmem_alloc_permit(is_two_cta=is_pair)
+            _meet(geometry)
             tmem.fence_after()
             tmem_base = shared.tmem_base[0]
             spans = (tile.q, tile.kv)
-            first_row = tile.tile * cta_rows
-            work = work_range(first_row, cta_rows, geometry.tile_kv, tile.q.length, tile.kv.length, variant.causal)
+            first_row = tile.tile * geometry.rows_together
+            work = work_range(
+                first_row, geometry.rows_together, geometry.tile_kv, tile.q.length, tile.kv.length, variant.causal
+            )
+            rank = rank_of(geometry)
+            own_row = first_row + rank * (geometry.query_tiles * geometry.rows)
             works = tuple(
-                tile_work(geometry, first_row + index * geometry.rows, spans, variant.causal, work)
+                tile_work(geometry, own_row + index * geometry.rows, spans, variant.causal, work)
                 for index in range(geometry.query_tiles)
             )
             if warp < schedule.correct_warpgroup * 4:
                 cute.arch.setmaxregister_increase(schedule.softmax_registers)
                 index = warp // 4
-                own, other = works
-                if index == 1:
-                    other, own = works
+                if const_expr(geometry.query_tiles == 1):
+                    index, own, other = Int32(0), works[0], None
+                else:
+                    own, other = works
+                    if index == 1:
+                        other, own = works
                 softmax(
                     variant, geometry, schedule, shared, tmem_base, results, tile.head, spans, work, (own, other),
                     index, softmax_scale,
@@ -151,26 +162,64 @@ class PrefillKernel:
                     work.tiles,
                     results.earlier,
                 )
-                if warp == schedule.correct_warpgroup * 4:
-                    pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)
-                    cute.arch.dealloc_tmem(pointer, geometry.tmem_columns)
+                if const_expr(not is_pair):
+                    if warp == schedule.correct_warpgroup * 4:
+                        pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)
+                        cute.arch.dealloc_tmem(pointer, geometry.tmem_columns)
             else:
                 cute.arch.setmaxregister_decrease(schedule.issue_registers)
                 if work.tiles > 0:
                     if warp == schedule.mma_warp:
-                        with cute.arch.elect_one():
-                            multiply(self.products, shared, tmem_base, works, work.tiles)
+                        if rank == LEADER:
+                            with cute.arch.elect_one():
+                                multiply(self.products, shared, tmem_base, works, work.tiles)
                     if warp == schedule.load_warp:
                         kv_head = quotient(tile.head, packs.heads_per_kv_head)
                         load(
                             tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in copied.q),
-                            tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in copied.k),
-                            (copied.v.atom, tma.clipped_head_rows(copied.v.view, kv_head, tile.kv)),
+                            tuple(
+                                (
+                                    atom,
+                                    self._share(tma.head_rows(piece, kv_head, tile.kv), rank, down=geometry.slot_rows),
+                                )
+                                for atom, piece in copied.k
+                            ),
+                            (
+                                copied.v.atom,
+                                self._share(
+                                    tma.clipped_head_rows(copied.v.view, kv_head, tile.kv),
+                                    rank,
+                                    across=geometry.slot_elements,
+                                ),
+                            ),
                             shared,
                             geometry,
-                            tile.tile,
+                            first_tile(geometry, tile),
                             work,
                         )
+            if const_expr(is_pair):
+                # No CTA may leave while products, copies or arrivals still reach into it.
+                tmem.fence_before()
+                _meet(geometry)
+                if warp == schedule.correct_warpgroup * 4:
+                    tmem.fence_after()
+                    pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)
+                    cute.arch.dealloc_tmem(pointer, geometry.tmem_columns, is_two_cta=True)
+
+    def _share(self, rows: cute.Tensor, rank: Int32, down: int = 0, across: int = 0) -> cute.Tensor:
+        """One head's rows from the first on that this CTA loads: `down` rows and `across` columns further in the second
+        CTA of a pair."""
+        return cute.domain_offset((rank * down, rank * across), rows) if self.geometry.plan.ctas > 1 else rows
 
     def _layouts(self) -> Layouts:
         return layouts_of(self.geometry, self.dtype, self.out_dtype)
+
+
+@cute.jit
+def _meet(geometry: cutlass.Constexpr[PrefillGeometry]) -> None:
+    """Wait for all threads of all CTAs that work together."""
+    if const_expr(geometry.plan.ctas > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()

@@ -1,4 +1,6 @@
-"""Role `load` of the Blackwell prefill: one warp that fills the query tiles once, then the ring of K and V slots."""
+"""Role `load` of the Blackwell prefill: one warp that fills the query tiles once, then the ring of K and V slots.
+
+In a pair of CTAs each loads its own query tile, half of the keys of a K tile, and half of the columns of a V tile."""
 
 from __future__ import annotations
 
@@ -14,19 +16,22 @@ from .storage import Shared
 
 @cute.jit
 def load(
-    q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange
+    q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], first_tile: Int32, work: WorkRange
 ) -> None:
-    """Load the query tiles, then the KV tiles that the CTA visits. `q` and `k` are tuples of pieces; each piece, and
-    `v`, is (copy atom, one head's rows)."""
+    """Load the query tiles from number `first_tile` on, then the KV tiles that the CTA visits. `q` and `k` are tuples
+    of pieces; each piece, and `v`, is (copy atom, one head's rows), those of K and V from this CTA's first on."""
     per_tile = geometry.k_slots + geometry.v_slots
     shape = (geometry.rows, geometry.slot_elements)
-    q_slots, k_slots, v_slots = (tma.boxes(pieces, geometry.slot_elements) for pieces in (q, k, (v,)))
+    ctas = geometry.plan.ctas
+    q_slots, k_slots, v_blocks = (tma.boxes(pieces, geometry.slot_elements) for pieces in (q, k, (v,)))
+    k_slots = [(slot, 0) for slot in k_slots]
+    v_slots = [(block, part) for block in v_blocks[::ctas] for part in range(ctas)]
     for tile in cutlass.range_constexpr(geometry.query_tiles):
         barrier = shared.q_edge.announce(Int32(tile))
         for slot in cutlass.range_constexpr(geometry.k_slots):
             atom, rows, column = q_slots[slot]
             q_shared, q_global = tma.tiles_of(atom, rows, shape, shared.q, column)
-            source = q_global[None, query_tile * geometry.query_tiles + tile]
+            source = q_global[None, first_tile + tile]
             cute.copy(atom, source, q_shared[None, tile * geometry.q_pitch + slot], tma_bar_ptr=barrier)
     for count in cutlass.range(work.tiles, unroll=1):
         tile = tile_at(work, count)
@@ -39,10 +44,16 @@ def load(
 def _fill(
     slots: cutlass.Constexpr, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tile: Int32, first: Int32
 ) -> None:
-    """Copy the slots of one KV tile to the ring's slots number `first`, `first` + 1, ..."""
-    shape = (geometry.rows, geometry.slot_elements)
+    """Copy the slots of one KV tile to the ring's slots number `first`, `first` + 1, ... `slots`: a box of columns, and
+    which part of the tile's rows."""
+    shape = (geometry.slot_rows, geometry.slot_elements)
     for slot in cutlass.range_constexpr(len(slots)):
-        atom, rows, column = slots[slot]
+        (atom, rows, column), part = slots[slot]
         ring, tiles = tma.tiles_of(atom, rows, shape, shared.ring, column)
         barrier = shared.ring_edge.acquire(first + slot)
-        cute.copy(atom, tiles[None, tile], ring[None, shared.ring_edge.stage(first + slot)], tma_bar_ptr=barrier)
+        cute.copy(
+            atom,
+            tiles[None, tile * geometry.plan.ctas + part],
+            ring[None, shared.ring_edge.stage(first + slot)],
+            tma_bar_ptr=barrier,
+        )

@@ -33,6 +33,7 @@ from ...parts.prefill_call import PrefillResults
 from ...parts.row_end import NATURAL, RowEnd, count_earlier, count_sink, end_of_row
 from ...parts.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
+from .plan import place_of
 from .schedule import PrefillSchedule
 from .storage import Shared
 from .work import TileWork
@@ -52,8 +53,8 @@ GROUPS_AHEAD = 2
 
 class Row(NamedTuple):
     """What a step needs besides the event's number and the running state. scores, stored: where in tensor memory scores
-    are and probabilities go. start, other_start: the first KV tiles that this query tile and the other one take part
-    in. factor: this row's first place for factors."""
+    are and probabilities go, in the first of the query tile's places. start, other_start: the first KV tiles that this
+    query tile and the other one take part in. factor: this row's first place for factors."""
 
     tile: Int32
     warp: Int32
@@ -64,7 +65,7 @@ class Row(NamedTuple):
     visible: Int32
     work: WorkRange
     start: Int32
-    other_start: Int32
+    other_start: Int32 | None
     shared: Shared
     geometry: PrefillGeometry
     schedule: PrefillSchedule
@@ -83,11 +84,12 @@ def softmax(
     head: Int32,
     spans,
     work: WorkRange,
-    works: tuple[TileWork, TileWork],
+    works: tuple[TileWork, TileWork | None],
     tile: Int32,
     softmax_scale: Float32,
 ) -> None:
-    """Run the softmax of query tile `tile`: the first of `works` is its own, the second that of the other one."""
+    """Run the softmax of query tile `tile`: the first of `works` is its own, the second that of the other one, if the
+    CTA has two."""
     (own, other), (_, lse, ending, earlier) = works, results
     span_q, span_kv = spans
     thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -97,21 +99,21 @@ def softmax(
         visible = cutlass.min(visible, position + 1 + span_kv.length - span_q.length)
     probabilities = schedule.probabilities
     scale_log2 = softmax_scale * LOG2_E
+    pitch = geometry.plan.score_places * geometry.tile_kv
     scores, across = (
-        tmem.row_address(tmem_base, geometry.tmem_scores + place * geometry.tile_kv, thread // 32)
-        for place in (tile, 1 - tile)
+        tmem.row_address(tmem_base, geometry.tmem_scores + place * pitch, thread // 32) for place in (tile, 1 - tile)
     )
     row = Row(
         tile=tile,
         warp=cute.arch.make_warp_uniform(thread // 32),
         scores=scores,
-        stored=across if const_expr(schedule.crossed) else scores,
+        stored=across if const_expr(geometry.plan.crossed) else scores,
         factor=shared.factors + (tile * geometry.factors * geometry.rows + thread),
         scale_log2=scale_log2,
         visible=visible,
         work=work,
         start=own.start,
-        other_start=other.start,
+        other_start=None if const_expr(other is None) else other.start,
         shared=shared,
         geometry=geometry,
         schedule=schedule,
@@ -139,7 +141,7 @@ def softmax(
             told = cutlass.Boolean(True)
     end = count_sink(ending, head, end, NATURAL, variant.lse)
     if told:
-        if const_expr(not schedule.crossed):
+        if const_expr(not geometry.plan.ahead):
             if own.events > 0:
                 # The correction has read the last rescale, whose place the factor takes.
                 shared.probabilities_early.wait_full(tile, own.events - 1)
@@ -156,19 +158,21 @@ def _step(row: Row, state: RowState, event: Int32, masked: cutlass.Constexpr, is
     tile_kv = row.geometry.tile_kv
     shared = row.shared
     growth = row.probabilities.growth(state.total, 1)
-    shared.scores_full.wait_full(row.tile, event)
+    place, number = place_of(row.geometry.plan, row.tile, event)
+    shared.scores_full.wait_full(place, number)
     tmem.fence_after()
+    place_columns = Int32(0) if const_expr(row.geometry.plan.score_places == 1) else (place - row.tile) * tile_kv
     if const_expr(row.schedule.maximum_on_load and not masked):
-        scores, maxima = tmem.load_with_maximum(row.scores, tile_kv)
+        scores, maxima = tmem.load_with_maximum(row.scores + place_columns, tile_kv)
         tmem.wait_loads()
         seen = row_maximum(maxima)
     else:
-        scores = tmem.load(row.scores, tile_kv)
+        scores = tmem.load(row.scores + place_columns, tile_kv)
         tmem.wait_loads()
         if const_expr(masked):
             scores = mask_row(scores, row.visible - tile_at(row.work, row.start + event) * tile_kv)
         seen = row_maximum(scores, nan=row.schedule.emulated_pairs > 0)
-    if const_expr(row.schedule.crossed):
+    if const_expr(row.geometry.plan.crossed):
         tmem.fence_before()
         if const_expr(is_first):
             _meet_first_readers(row)
@@ -183,16 +187,19 @@ def _step(row: Row, state: RowState, event: Int32, masked: cutlass.Constexpr, is
     if const_expr(row.schedule.emulated_pairs > 0):
         total = nan_or(total, seen)
     offset = offset_of(maximum, row.scale_log2, row.probabilities.bias, may_hide_row)
-    if const_expr(row.schedule.crossed):
+    if const_expr(row.geometry.plan.crossed):
         total = _make_all(row, scores, offset, total, event, is_first)
     else:
-        total = _make_early_and_late(row, scores, offset, total)
+        total = _make_early_and_late(row, scores, offset, total, place, row.stored + place_columns)
     return RowState(maximum, total)
 
 
 @cute.jit
-def _make_early_and_late(row: Row, scores: list, offset: Float32, total: Float32) -> Float32:
-    """Make probabilities over their own scores, told in two steps. Returns `total` and their sum."""
+def _make_early_and_late(
+    row: Row, scores: list, offset: Float32, total: Float32, place: Int32, stored_at: Int32
+) -> Float32:
+    """Make probabilities over their own scores, in score place number `place`, told in two steps. Returns `total` and
+    their sum."""
     tile_kv = row.geometry.tile_kv
     dtype = numeric(row.probabilities.dtype)
     values = []
@@ -200,11 +207,11 @@ def _make_early_and_late(row: Row, scores: list, offset: Float32, total: Float32
         stored = exponentials(
             scores[chunk : chunk + STORED_COLUMNS], row.scale_log2, offset, chunk, row.schedule.emulated_pairs
         )
-        tmem.store(row.stored + chunk * dtype.width // 32, packed_words(stored, dtype))
+        tmem.store(stored_at + chunk * dtype.width // 32, packed_words(stored, dtype))
         values += stored
         if const_expr(chunk + STORED_COLUMNS == tile_kv * 3 // 4):
-            _tell(row.shared.probabilities_early, row.tile)
-    _tell(row.shared.probabilities_late, row.tile)
+            _tell(row.shared.probabilities_early, place)
+    _tell(row.shared.probabilities_late, place)
     return sum_of(values, total)
 
 
@@ -291,7 +298,7 @@ def _tell_factor(row: Row, factor: Float32, number: Int32) -> None:
 
 
 @cute.jit
-def _tell(signals, tile: Int32) -> None:
+def _tell(signals, index: Int32) -> None:
     tmem.wait_stores()
     tmem.fence_before()
-    signals.hand_over(tile)
+    signals.hand_over(index)

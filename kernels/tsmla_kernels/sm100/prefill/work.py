@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
+from ...parts.tile_scheduler import QueryTile
 from ...parts.work_range import WorkRange, work_range
 from .geometry import PrefillGeometry
 
@@ -28,8 +29,24 @@ def tile_work(
     geometry: cutlass.Constexpr[PrefillGeometry], first_row: Int32, spans, causal: cutlass.Constexpr,
     work: WorkRange,
 ) -> TileWork:  # fmt: skip
-    """The part of the query tile that starts at `first_row` in the CTA's `work`; `spans` are those of q and kv."""
+    """The part of the query tile that starts at `first_row` in the CTA's `work`; `spans` are those of q and kv. CTAs of
+    a pair take part in all: their products are the same instructions."""
     span_q, span_kv = spans
-    own = work_range(first_row, geometry.rows, geometry.tile_kv, span_q.length, span_kv.length, causal).tiles
-    events = own if first_row < span_q.length else Int32(0)
+    events = work.tiles
+    if const_expr(geometry.plan.ctas == 1):
+        own = work_range(first_row, geometry.rows, geometry.tile_kv, span_q.length, span_kv.length, causal).tiles
+        events = own if first_row < span_q.length else Int32(0)
     return TileWork(first_row, work.tiles - events, events)
+
+
+@cute.jit
+def rank_of(geometry: cutlass.Constexpr[PrefillGeometry]) -> Int32:
+    """This CTA's number among those that work together."""
+    return cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if geometry.plan.ctas > 1 else Int32(0)
+
+
+@cute.jit
+def first_tile(geometry: cutlass.Constexpr[PrefillGeometry], place: QueryTile) -> Int32:
+    """The number of this CTA's first query tile in its sequence; `place` is what the CTAs of the plan compute."""
+    cta = place.tile if const_expr(geometry.plan.ctas == 1) else place.tile * geometry.plan.ctas + rank_of(geometry)
+    return cta * geometry.query_tiles
