@@ -193,7 +193,7 @@ def instructions_meant(variant: Variant) -> dict[str, bool]:
     moves_registers = attention and (hopper or brings_keys or isinstance(variant, PrefillVariant))
     meant = {"wgmma": attention and hopper, "tcgen05_mma": attention and not hopper, "setmaxnreg": moves_registers}
     if isinstance(variant, PrefillVariant):
-        meant["tcgen05_mma_2cta"] = False
+        meant["tcgen05_mma_2cta"] = not hopper and variant.d_v == 256  # tensor memory of a CTA holds one such output
     return meant
 
 

@@ -49,6 +49,7 @@ SECTIONS = (
     ("Hopper decode of chosen keys, 656-byte rows, up to 16 heads", HOPPER_FEW_ROWS, (16,), "in a row, gathered"),
     ("Blackwell prefill, 16-bit inputs", BLACKWELL_PREFILL, (16,)),
     ("Blackwell prefill, 8-bit inputs", BLACKWELL_PREFILL, (8,)),
+    ("Blackwell prefill of heads of 256 dims, 16-bit and 8-bit inputs", BLACKWELL_PREFILL, (16, 8), "none", 256),
     ("Blackwell decode, 8-bit cache, up to 64 query rows", BLACKWELL_SOLO, (8,)),
     ("Blackwell decode, 16-bit cache, and 8-bit cache of more than 64 query rows", BLACKWELL_PAIR, (16, 8)),
     ("Blackwell decode with a scale for each key, up to 64 query rows", BLACKWELL_SOLO, (8,), "apart"),

@@ -153,6 +153,8 @@ def test_instructions_that_attention_is_meant_to_have():
     for arch in (Arch.SM100A, Arch.SM103A):
         wanted = {"wgmma": False, "tcgen05_mma": True, "tcgen05_mma_2cta": False, "setmaxnreg": True}
         assert meant[arch] == wanted
+        wide = PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 256, 256, True, True)
+        assert instructions_meant(wide) == {**wanted, "tcgen05_mma_2cta": True}
     decodes = {arch: instructions_meant(DecodeVariant(arch, Dtype.BF16, Dtype.BF16, True)) for arch in Arch}
     assert [decodes[arch]["setmaxnreg"] for arch in (Arch.SM90A, Arch.SM100A)] == [True, False]
     gathers = instructions_meant(DecodeVariant(Arch.SM100A, Dtype.BF16, Dtype.BF16, True, gathers=True))

@@ -151,9 +151,10 @@ def test_with_pdl(gpu):
     check(make_problem([130], [200], 1, 1, 192, 128, torch.bfloat16, "cuda"), False, enable_pdl=True)
 
 
+@pytest.mark.parametrize("dims", [(192, 128), (256, 256)], ids=str)
 @pytest.mark.parametrize("factor", [-0.5, 0.0], ids=str)
-def test_scales(gpu, factor):
-    problem = make_problem([40, 2], [70, 0], 1, 1, 192, 128, torch.bfloat16, "cuda")
+def test_scales(gpu, factor, dims):
+    problem = make_problem([40, 2], [70, 0], 1, 1, *dims, torch.bfloat16, "cuda")
     ends_q, ends_kv = problem.cum_seq_lens_q, problem.cum_seq_lens_kv
     out, lse = tsmla.tsmla_prefill(
         problem.query,

@@ -1,5 +1,5 @@
-"""tsmla_prefill of heads with 256 dims, which Hopper alone has, in emulation: against float64 at every edge, with
-pieces, with earlier results, and the same bits however a row is computed."""
+"""tsmla_prefill of heads with 256 dims in emulation: against float64 at every edge, with pieces, with earlier results,
+with sinks, and the same bits however a row is computed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import math
 import pytest
 import torch
 import tsmla
+from emulated_archs import KERNELS, PREFILLS
 from prefill_edges import LENGTHS, SEVERAL_TILES, check
 from prefill_reference import Problem, judge, make_problem
 from unwatched import unwatched
 
-pytestmark = pytest.mark.archs("sm_90a")
+pytestmark = pytest.mark.archs(*KERNELS)
+ON_BOTH_BLACKWELLS = pytest.mark.archs(*PREFILLS)
 DTYPES = [torch.bfloat16, torch.float8_e4m3fn]
 AROUND_TILES = {
     "around tiles of 80 and 96 keys": ([3, 65, 128, 2, 64, 1], [79, 80, 81, 95, 96, 97]),
     "around two and three of them": ([2, 63, 130, 1, 5, 64], [159, 160, 161, 191, 193, 240]),
+    "around tiles of a pair of CTAs": ([128, 129, 255, 257, 256], [63, 65, 128, 257, 385]),
 }
 KINDS = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 OF_BOTH = pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "e4m3"])
@@ -31,6 +34,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.cpu().contiguous().view(torch.uint8), b.cpu().contiguous().view(torch.uint8))
 
 
+@ON_BOTH_BLACKWELLS
 @KINDS
 @OF_BOTH
 @pytest.mark.parametrize("lengths", [*LENGTHS.values(), *AROUND_TILES.values()], ids=[*LENGTHS, *AROUND_TILES])
@@ -38,6 +42,7 @@ def test_against_float64(gpu, lengths, dtype, causal):
     check(wide(*lengths, 2, 1, dtype, slack=3, padded_entries=2, strided=True), causal)
 
 
+@pytest.mark.archs("sm_90a")
 @KINDS
 @OF_BOTH
 @pytest.mark.parametrize("lengths", SEVERAL_TILES, ids=str)
@@ -62,6 +67,7 @@ def test_with_pdl(gpu, dtype):
     check(wide([130], [200], 3, 3, dtype), True, enable_pdl=True)
 
 
+@pytest.mark.archs("sm_90a")
 @OF_BOTH
 def test_tiles_that_no_row_of_a_warpgroup_sees_are_passed_over(gpu, dtype):
     """There are 128 rows, and the first 64 do not see the second tile. Its values are NaN: multiplied by zeros, they
@@ -77,11 +83,13 @@ def test_tiles_that_no_row_of_a_warpgroup_sees_are_passed_over(gpu, dtype):
     judge(Problem(*first, ends, ends, [64], [64], problem.softmax_scale), True, out[:64], lse[:64])
 
 
+@ON_BOTH_BLACKWELLS
 @OF_BOTH
 def test_large_scores_force_rescaling(gpu, dtype):
     check(wide([300], [700], 1, 1, dtype, magnitude=6.0), False)
 
 
+@ON_BOTH_BLACKWELLS
 @OF_BOTH
 @pytest.mark.parametrize("growth", [7.0, 9.0], ids=["below the limit of 2^8", "beyond it"])
 def test_references_that_lag(gpu, dtype, growth):
@@ -95,6 +103,7 @@ def test_references_that_lag(gpu, dtype, growth):
     check(problem, False)
 
 
+@ON_BOTH_BLACKWELLS
 @KINDS
 @pytest.mark.parametrize("exponent", [48, 60], ids=str)
 def test_products_far_below_zero(gpu, exponent, causal):
@@ -106,6 +115,7 @@ def test_products_far_below_zero(gpu, exponent, causal):
     check(problem, causal)
 
 
+@ON_BOTH_BLACKWELLS
 def test_eight_bits_do_not_round_the_weight_of_a_late_heavy_key(gpu):
     problem = wide([64], [400], 1, 1, torch.float8_e4m3fn)
     problem.query.copy_(torch.zeros(problem.query.shape))

@@ -111,9 +111,11 @@ def test_prefill(gpu, lengths, causal):
     check_both(gpu, problem, lambda p: run_prefill(p, causal), lambda p, *got: prefill.judge(p, causal, *got))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_prefill_dtypes(gpu, dtype):
-    problem = prefill.make_problem([130, 3], [200, 1], 3, 1, 128, 128, dtype, "cuda")
+@pytest.mark.parametrize(
+    ("dtype", "dim"), [*((dtype, 128) for dtype in DTYPES), (torch.bfloat16, 256), (torch.float8_e4m3fn, 256)], ids=str
+)
+def test_prefill_dtypes(gpu, dtype, dim):
+    problem = prefill.make_problem([130, 3], [200, 1], 3, 1, dim, dim, dtype, "cuda")
     problem.sinks = sinks_of(3)
     prefill.judge(problem, True, *run_prefill(problem, True))
     counting = dataclasses.replace(problem, lse_includes_sink=True)

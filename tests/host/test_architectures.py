@@ -50,5 +50,5 @@ def test_a_made_up_architecture_is_one_row(tmp_path: Path) -> None:
         "sm_120a",
         "GPU 0 runs sm_120a (RTX 5090)",
         "| operator | sm_90a (H100, H200) | sm_100a (B200, GB200) | sm_103a (B300, GB300) | sm_120a (RTX 5090) |",
-        "| `tsmla_prefill`, bf16 in, bf16 out, head dims (192, 128), (128, 128) | yes | yes | yes | yes |",
+        "| `tsmla_prefill`, bf16 in, bf16 out, head dims (192, 128), (128, 128), (256, 256) | yes | yes | yes | yes |",
     ], done.stderr

@@ -66,6 +66,16 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
         }
     if kernel == "sm90/decode/row16":
         return {"kv": (2 * 32 + 2, 4), "dealt": (1, 2 + 8)} if gathers else {"kv": (1, 4), "dealt": (1, 1 + 8)}
+    if kernel == "sm100/prefill" and variant.d_v == 256:  # four softmax and four correcting warps of each of two CTAs
+        return {
+            "q": (1, 1),
+            "ring": (1, 1),
+            "scores_full": (1, 0),
+            "probabilities_early": (8 + 8, 0),
+            "probabilities_late": (8, 0),
+            "factors_full": (4, 0),
+            "output_full": (1, 0),
+        }
     if kernel == "sm100/prefill":
         return {
             "q": (1, 1),
@@ -119,7 +129,8 @@ def sizes(variant, kernel: str) -> dict[str, int]:
     if kernel == "sm90/decode/row16":
         return {"kv": 64 * (640 if variant.row.apart else 656)}
     if kernel == "sm100/prefill":
-        return {"q": 128 * variant.d_qk * element, "ring": 128 * 64 * element}
+        tiles = 2 if variant.d_v == 256 else 1  # of the CTAs of a pair
+        return {"q": tiles * 128 * variant.d_qk * element, "ring": 128 * 64 * element}
     row = 512 * element + _rope_bytes(variant)
     lands = variant.gathers and variant.row.scales is None
     if kernel == "sm100/decode pair":

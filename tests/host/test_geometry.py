@@ -24,7 +24,8 @@ VARIANTS = [v for v in PREFILLS if v.arch is Arch.SM90A]
 DECODE_16_BITS = next(
     v for v in shipped() if isinstance(v, DecodeVariant) and v.arch is Arch.SM90A and v.dtype is Dtype.BF16
 )
-BLACKWELL = [v for v in PREFILLS if v.arch is not Arch.SM90A]
+BLACKWELL = [v for v in PREFILLS if v.arch is not Arch.SM90A and v.d_v == 128]
+BLACKWELL_PAIRS = [v for v in PREFILLS if v.arch is not Arch.SM90A and v.d_v == 256]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -121,6 +122,21 @@ def test_shipped_blackwell_variants_are_within_budget(variant):
     softmax, correct, issue = schedule.softmax_registers, schedule.correct_registers, schedule.issue_registers
     assert WARPGROUP * (2 * softmax + correct + issue) <= REGISTERS_PER_SM
     assert schedule.threads == 4 * WARPGROUP
+
+
+@pytest.mark.parametrize("variant", BLACKWELL_PAIRS, ids=str)
+def test_shipped_blackwell_pairs_are_within_budget(variant):
+    geometry = BlackwellGeometry.of(variant)
+    element = variant.dtype.bits // 8
+    ring = geometry.ring_slots * 64 * 64 * element
+    assert geometry.shared_bytes == 6144 + 128 * 256 * 2 + ring <= SHARED_BYTES_PER_CTA
+    assert ring >= 2 * 128 * 256 * element, "a CTA's halves of the keys and values of two KV tiles"
+    assert geometry.tmem_columns == 2 * 128 + 256 <= TMEM_COLUMNS
+    assert geometry.tmem_output >= geometry.tmem_scores + 2 * geometry.tile_kv, "output would overwrite scores"
+    assert geometry.rows_together == 256
+    schedule = BlackwellSchedule.of(variant)
+    registers = schedule.softmax_registers + schedule.correct_registers + schedule.issue_registers
+    assert schedule.threads == 3 * WARPGROUP and registers <= REGISTERS_PER_SM // schedule.threads // 8 * 8 * 3
 
 
 def test_blackwell_sizes_over_budget_are_refused():

@@ -27,7 +27,7 @@ from tsmla_kernels.registry import recipe
 )
 def test_prefill_that_exists(arch: Arch, dtype: Dtype, out: Dtype, dims: tuple[int, int]) -> None:
     variant = dataclasses.replace(PREFILL, arch=arch, dtype=dtype, out_dtype=out, d_qk=dims[0], d_v=dims[1])
-    exists = dims != (256, 256) or (arch is Arch.SM90A and dtype in (Dtype.BF16, Dtype.E4M3))
+    exists = dims != (256, 256) or dtype in (Dtype.BF16, Dtype.E4M3)
     assert (why_unsupported(variant) is None) == exists
     assert (dims in prefill_dims(arch, dtype)) == exists
 
@@ -36,14 +36,15 @@ def test_prefill_that_exists(arch: Arch, dtype: Dtype, out: Dtype, dims: tuple[i
     ("arch", "dtype", "others"),
     [
         (Arch.SM90A, Dtype.FP16, "not fp16 for sm_90a, which has (192, 128), (128, 128)"),
-        (Arch.SM100A, Dtype.BF16, "not bf16 for sm_100a, which has (192, 128), (128, 128)"),
-        (Arch.SM103A, Dtype.E4M3, "not e4m3 for sm_103a, which has (192, 128), (128, 128)"),
+        (Arch.SM100A, Dtype.FP16, "not fp16 for sm_100a, which has (192, 128), (128, 128)"),
+        (Arch.SM103A, Dtype.E5M2, "not e5m2 for sm_103a, which has (192, 128), (128, 128)"),
     ],
 )
 def test_head_dims_that_some_prefills_have(arch: Arch, dtype: Dtype, others: str) -> None:
     out = arch.facts.prefill[dtype][0]
     variant = dataclasses.replace(PREFILL, arch=arch, dtype=dtype, out_dtype=out, d_qk=256, d_v=256)
-    assert why_unsupported(variant) == f"prefill of head dims (qk, v) (256, 256) takes bf16, e4m3 for sm_90a, {others}"
+    there = " and ".join(f"bf16, e4m3 for {arch}" for arch in Arch)
+    assert why_unsupported(variant) == f"prefill of head dims (qk, v) (256, 256) takes {there}, {others}"
 
 
 def test_every_head_has_its_rope() -> None:

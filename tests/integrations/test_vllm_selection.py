@@ -220,14 +220,13 @@ def test_float16_is_served_without_fp8():
     )
 
 
-def test_heads_of_256_are_served_on_hopper():
+def test_heads_of_256_are_served():
     dims = 192, 64, 256
-    for fp8 in (False, True):
-        assert why_not_prefilled(None, torch.bfloat16, fp8, dims) is None
-        assert why_not_prefilled(Arch.SM90A, torch.bfloat16, fp8, dims) is None
-        sentence = "prefills .* heads of .query, value. dims .192, 128., .128, 128. on sm_100a, not .256, 256."
-        assert re.search(sentence, why_not_prefilled(Arch.SM100A, torch.bfloat16, fp8, dims) or "")
-    assert "prefills fp16 heads" in str(why_not_prefilled(Arch.SM90A, torch.float16, False, dims))
+    for arch in (None, *Arch):
+        for fp8 in (False, True):
+            assert why_not_prefilled(arch, torch.bfloat16, fp8, dims) is None
+    for arch in Arch:
+        assert "prefills fp16 heads" in str(why_not_prefilled(arch, torch.float16, False, dims))
 
 
 def test_the_backends_promises():

@@ -31,17 +31,21 @@ def query_tiles_of(variant: Any) -> int:
     return geometry.tasks if geometry else 1
 
 
+def ctas_of(variant: Any) -> int:
+    """Return the CTAs that compute query tiles together."""
+    return 1 if hopper_geometry(variant) else BlackwellGeometry.of(variant).plan.ctas
+
+
 def keys_of_tile(variant: Any) -> int:
     """Return the keys of a KV tile."""
     return (hopper_geometry(variant) or BlackwellGeometry.of(variant)).tile_kv
 
 
 def rows_of_tile(variant: Any) -> int:
-    """Return the rows of a query tile, or of all query tiles of a CTA that run together."""
+    """Return the rows of a query tile, or of all query tiles of a CTA or pair that run together."""
     if geometry := hopper_geometry(variant):
         return geometry.tile_q
-    blackwell = BlackwellGeometry.of(variant)
-    return blackwell.query_tiles * blackwell.rows
+    return BlackwellGeometry.of(variant).rows_together
 
 
 def kv_tiles(variant: Any, shape: Any, processors: int, rows: int, tile_kv: int) -> list[list[int]]:

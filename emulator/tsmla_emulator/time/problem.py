@@ -22,7 +22,7 @@ from ..run.machine import Launch, Options, Trace
 from .costs import Text
 from .machines import Machine
 from .placement import text_of
-from .prefill_grid import SINGLE_TILES, keys_of_tile, kv_tiles, query_tiles_of, rows_of_tile
+from .prefill_grid import SINGLE_TILES, ctas_of, keys_of_tile, kv_tiles, query_tiles_of, rows_of_tile
 from .replay import Memory, Prepared, Replayed, replay
 
 TILES_TRACED = (8, 40)
@@ -151,8 +151,9 @@ class PrefillTraced(Traced):
         if self.most > 1:
             further = (ends[2].clocks - ends[0].clocks) / (self.most - 1) - few * per_tile
         durations = [fixed + (len(own) - 1) * further + sum(own) * per_tile for own in self.tiles()]
-        clocks = schedule(durations, machine.processors, machine.cta_gap.value)
-        details = {"per KV tile": per_tile, "beside tiles, a CTA": fixed, "CTAs": float(len(durations))}
+        ctas = ctas_of(self.variant)
+        clocks = schedule(durations, machine.processors // ctas, machine.cta_gap.value)
+        details = {"per KV tile": per_tile, "beside tiles, a CTA": fixed, "CTAs": float(ctas * len(durations))}
         if self.most > 1:
             details["beside tiles, a further query tile"] = further
         return Modelled(

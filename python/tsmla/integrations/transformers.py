@@ -6,7 +6,7 @@
     model = AutoModelForCausalLM.from_pretrained(name, dtype="bfloat16", attn_implementation="tsmla", device_map="cuda")
 
 Models hand over queries, keys and values of every head, [batch, heads, length, dim], when they generate, too. Heads
-have the dims (192, 128) or (128, 128), on Hopper also (256, 256) in bf16; query heads may share key heads. Padding may
+have the dims (192, 128) or (128, 128), in bf16 also (256, 256); query heads may share key heads. Padding may
 lie anywhere; packs without padding are told by `cu_seq_lens_q` and `cu_seq_lens_k`, as for FlashAttention. What cannot
 be done is refused by name.
 

@@ -69,8 +69,7 @@ def tsmla_prefill(
             h // (heads_q // heads_kv)). With d_qk 192 or 256 also a tuple of its two pieces, (k_nope [tokens_kv,
             heads_kv, d_qk - 64], k_pe [tokens_kv, 64] or [tokens_kv, 1, 64]): all heads share k_pe. Results have the
             same bits as those of joined pieces. Query and key may differ in whether they are joined.
-        value: [tokens_kv, heads_kv, d_v]. (d_qk, d_v) is (192, 128), (128, 128) or, in bf16 and e4m3 on sm_90a, (256,
-            256).
+        value: [tokens_kv, heads_kv, d_v]. (d_qk, d_v) is (192, 128), (128, 128) or, in bf16 and e4m3, (256, 256).
         seq_lens: not read; accepted because callers of the same interface pass it.
         cum_seq_lens: [batch_size + 1] int32 on the device, starting at 0: sequence b owns key rows cum_seq_lens[b] ..
             cum_seq_lens[b + 1] - 1. Trailing entries may repeat the total (padded batches). Whatever it holds, nothing
