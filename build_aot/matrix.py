@@ -49,6 +49,8 @@ def shipped(
 def _candidates(arch: Arch) -> Iterator[Variant]:
     for dtype, out, dims, causal, lse in itertools.product(Dtype, ATTENTION_OUT_DTYPES, PREFILL_DIMS, OFF_ON, OFF_ON):
         yield PrefillVariant(arch, dtype, out, *dims, causal=causal, lse=lse)
+    for dtype, out, dims in itertools.product(Dtype, ATTENTION_OUT_DTYPES, PREFILL_DIMS):
+        yield PrefillVariant(arch, dtype, out, *dims, causal=False, lse=True, masked=True)
     for dtype, out, lse, gathers in itertools.product(Dtype, ATTENTION_OUT_DTYPES, OFF_ON, OFF_ON):
         for row in {uniform_row(dtype), *ROWS.values()}:
             yield DecodeVariant(arch, dtype, out, lse, row, gathers)

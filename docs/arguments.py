@@ -60,7 +60,7 @@ def _tensor(operator: Operator, argument: Argument) -> tuple[str, ...]:
     outer = len(argument.shape) > 1 and argument.strides in (Strides.ROWS, Strides.PAGES)
     aligned = f"{argument.align}{', outer strides too' if outer and argument.align > 4 else ''}"
     if argument.only_with:
-        left_out = "made if asked for"
+        left_out = "made if asked for" if argument.written else "None"
     elif argument.only_where:
         left_out = "None"
     else:

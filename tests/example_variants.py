@@ -24,6 +24,7 @@ from build_aot import link
 
 PACK = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128)
 PREFILL = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True)
+MASKED = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=False, lse=True, masked=True)
 DECODE = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True)
 WRITE_CACHE = WriteCacheVariant(Arch.SM90A, Dtype.BF16, ROWS["fp8_ds_mla"])
 READ_CACHE = ReadCacheVariant(Arch.SM90A, Dtype.BF16, ROWS["fp8_ds_mla"])

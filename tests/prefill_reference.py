@@ -16,7 +16,8 @@ def out_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @dataclasses.dataclass
 class Problem:
-    """One call's inputs: ragged packs with NaN in every row that belongs to no sequence."""
+    """One call's inputs: ragged packs with NaN in every row that belongs to no sequence. seen: by a key mask, [tokens,
+    keys of the longest sequence]."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -28,6 +29,7 @@ class Problem:
     softmax_scale: float
     sinks: torch.Tensor | None = None
     lse_includes_sink: bool = False
+    seen: torch.Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -98,6 +100,9 @@ def attend(problem: Problem, causal: bool, compute: torch.dtype) -> tuple[torch.
             column = torch.arange(len_kv, device=q.device)
             row = torch.arange(len_q, device=q.device)[:, None]
             scores.masked_fill_(column > row + len_kv - len_q, -math.inf)
+        if problem.seen is not None:
+            own = problem.seen[q_start - len_q : q_start, :len_kv].to(scores.device)
+            scores.masked_fill_(~own, -math.inf)
         if len_kv == 0:
             lse = scores.new_full(scores.shape[:2], -math.inf)
         else:

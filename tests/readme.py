@@ -70,6 +70,9 @@ def short_table() -> str:
     def prefills(arch: Arch) -> list[Variant]:
         return [_prefill(arch, dtype, outs[0], 192, 128) for dtype, outs in arch.facts.prefill.items()]
 
+    def masked(arch: Arch) -> list[Variant]:
+        return [_prefill(arch, dtype, outs[0], 192, 128, True) for dtype, outs in arch.facts.prefill.items()]
+
     def decodes(arch: Arch) -> list[Variant]:
         return [DecodeVariant(arch, dtype, out, lse=True) for dtype, out in DECODE_OUT_DTYPES.items()]
 
@@ -102,6 +105,7 @@ def short_table() -> str:
 
     rows: list[tuple[str, str, Callable[[Arch], list[Variant]]]] = [
         ("`tsmla_prefill`", ", ".join(Arch.SM90A.facts.prefill), prefills),
+        ("", "masks of chosen keys (sparse attention)", masked),
         ("`tsmla_decode`", f"{', '.join(DECODE_OUT_DTYPES)} caches", decodes),
         ("", f"{', '.join(scaled)} caches, rows with scales", functools.partial(of_rows, scaled)),
         ("", f"{', '.join(latent)} caches, rows of 512 without rope", functools.partial(of_rows, latent)),
@@ -131,11 +135,12 @@ def _gathered() -> dict[str, tuple[Dtype, Dtype]]:
 def support_table() -> str:
     """Every combination that exists, as the Markdown table of docs/reference/support.md, asked of `why_unsupported`."""
     rows = [
-        (f"`tsmla_prefill`, {dtype} in, {out} out, head dims {', '.join(map(str, dims))}", list(there))
+        (f"`tsmla_prefill`{what}, {dtype} in, {out} out, head dims {', '.join(map(str, dims))}", list(there))
+        for masked, what in ((False, ""), (True, " with a key mask"))
         for dtype in Dtype
         for out in Dtype
         if any(out in arch.facts.prefill.get(dtype, ()) for arch in Arch)
-        for there, dims in _prefills(dtype, out).items()
+        for there, dims in _prefills(dtype, out, masked).items()
     ]
     rows += [
         (
@@ -209,11 +214,11 @@ def _table(first: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
-def _prefills(dtype: Dtype, out: Dtype) -> dict[tuple[bool, ...], list[tuple[int, int]]]:
+def _prefills(dtype: Dtype, out: Dtype, masked: bool) -> dict[tuple[bool, ...], list[tuple[int, int]]]:
     """Which architectures have a prefill -> the head dims of which that is so."""
     found: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
     for dims in PREFILL_DIMS:
-        there = tuple(why_unsupported(_prefill(arch, dtype, out, *dims)) is None for arch in SHIPPED_ARCHS)
+        there = tuple(why_unsupported(_prefill(arch, dtype, out, *dims, masked)) is None for arch in SHIPPED_ARCHS)
         if any(there):
             found.setdefault(there, []).append(dims)
     return found
@@ -228,5 +233,5 @@ def _why_row(arch: Arch, dtype: Dtype, name: str) -> str | None:
     return why_unsupported(DecodeVariant(arch, dtype, DECODE_OUT_DTYPES[dtype], lse=True, row=ROWS[name]))
 
 
-def _prefill(arch: Arch, dtype: Dtype, out: Dtype, d_qk: int, d_v: int) -> PrefillVariant:
-    return PrefillVariant(arch, dtype, out, d_qk, d_v, causal=True, lse=True)
+def _prefill(arch: Arch, dtype: Dtype, out: Dtype, d_qk: int, d_v: int, masked: bool = False) -> PrefillVariant:
+    return PrefillVariant(arch, dtype, out, d_qk, d_v, causal=not masked, lse=True, masked=masked)

@@ -26,6 +26,8 @@ from .reference_prefill import Span, key_spans, query_spans
 VALUES = ("normal", "growing", "uniform", "one heavy key")
 """How scores are distributed: at random; larger and larger along the keys, so that row maxima grow; all the same; one
 key of each sequence with most of the weight."""
+MASKS = ("random", "dense", "sparse", "blocks", "one", "all", "none")
+"""Which bits of a key mask are set: half, nearly all, few, all or none of 64 neighbours, one of a row, all, none."""
 _LONG_BATCH = 3
 """Sequences, at most, of packs of more than LONG_KEYS rows for each, which kernels of Hopper's take for long sequences:
 tens of MB."""
@@ -41,7 +43,8 @@ class PrefillCase(Plain):
     again, to continue from an earlier result. processors: SMs of the GPU, where it is emulated; with few, CTAs of some
     kernels take several query tiles. offset: bytes / 16 by which addresses miss multiples of 256;
     the cumulative lengths miss those of 16. out: "new", or given with its layout. extreme: scores reach beyond what
-    float32 tells apart, and the judgement is another one.
+    float32 tells apart, and the judgement is another one. mask: of MASKS, None without a key mask. mask_words: words
+    that its rows have beyond those of the longest sequence, or fewer. mask_gap: words between its rows.
     """
 
     dtype: str = "bf16"
@@ -77,6 +80,9 @@ class PrefillCase(Plain):
     lse_base: float = math.e
     schedule: Schedule = Schedule()
     manner: Manner = Manner()
+    mask: str | None = None
+    mask_words: int = 0
+    mask_gap: int = 0
 
     @property
     def heads(self) -> int:
@@ -109,10 +115,24 @@ class PrefillCase(Plain):
         queries = query_spans(self.ends_kv if self.ends_q is None else self.ends_q, self.tokens_q)
         return list(zip(queries, key_spans(self.ends_kv, self.tokens_kv), strict=True))
 
+    def mask_bits(self) -> torch.Tensor:
+        """The bits of the key mask, [tokens_q, bits], those that stand for no key among them."""
+        words = max(0, -(-max((len(keys) for _, keys in self.spans()), default=0) // 32) + self.mask_words)
+        generator = torch.Generator().manual_seed(self.seed + 2)
+        shape = self.tokens_q, 32 * words
+        if self.mask == "blocks":
+            blocks = torch.rand(self.tokens_q, -(-words // 2), generator=generator) < 0.3
+            return blocks.repeat_interleave(64, 1)[:, : shape[1]]
+        if self.mask == "one":
+            return torch.arange(shape[1]) == torch.randint(0, max(1, shape[1]), (shape[0], 1), generator=generator)
+        share = {"random": 0.5, "dense": 0.999, "sparse": 0.004, "all": 1.1, "none": -1.0}[str(self.mask)]
+        return torch.rand(shape, generator=generator) < share
+
     def variant(self, arch: str) -> PrefillVariant:
         """The kernel that serves the call on this architecture, if there is one."""
         dtypes = Dtype(self.dtype), checks.dtype_of(self.written)
-        return PrefillVariant(Arch(arch), *dtypes, self.d_qk, self.d_v, self.causal, self.lse)
+        kind = (self.causal, self.lse) if self.mask is None else (False, True, True)
+        return PrefillVariant(Arch(arch), *dtypes, self.d_qk, self.d_v, *kind)
 
 
 @st.composite
@@ -173,6 +193,7 @@ def _fields(draw: Any, variant: PrefillVariant) -> dict[str, Any]:
     heads_kv = draw(st.sampled_from((1, 1, 2, 3)))
     both = draw(st.sampled_from(("slices", "slices", "expanded", None)))
     group = draw(st.sampled_from((1, 1, 2, 3, 4) if heads_kv == 1 else (1, 2)))
+    lse = draw(st.booleans()) if variant.masked else variant.lse
     return {
         **draw(heads_sinks(heads_kv * group)),
         "dtype": str(variant.dtype),
@@ -180,13 +201,13 @@ def _fields(draw: Any, variant: PrefillVariant) -> dict[str, Any]:
         "d_qk": variant.d_qk,
         "heads_kv": heads_kv,
         "group": group,
-        "causal": variant.causal,
-        "lse": variant.lse,
+        "causal": draw(st.booleans()) if variant.masked else variant.causal,
+        "lse": lse,
         "pdl": draw(st.booleans()),
         "layouts": (draw(layout), both or draw(layout), both or draw(layout)),
         "rope_layouts": _ropes(draw, variant),
-        "heads_first": draw(st.sampled_from((None, False, True))) if variant.lse else None,
-        "merges": variant.lse and draw(st.integers(0, 2)) == 2,
+        "heads_first": draw(st.sampled_from((None, False, True))) if lse else None,
+        "merges": lse and draw(st.integers(0, 2)) == 2,
         "processors": draw(st.sampled_from((1, 1, 2, 132))),
         "offset": draw(st.sampled_from((0, 0, 1, 3, 8))),
         "out": draw(st.sampled_from(("new", *LAYOUTS))),
@@ -195,11 +216,20 @@ def _fields(draw: Any, variant: PrefillVariant) -> dict[str, Any]:
         "lse_base": draw(st.sampled_from((math.e, math.e, 2.0))),
         "schedule": draw(schedules()),
         "manner": draw(manners()),
+        **(_mask(draw) if variant.masked else {}),
+    }
+
+
+def _mask(draw: Any) -> dict[str, Any]:
+    return {
+        "mask": draw(st.sampled_from(MASKS)),
+        "mask_words": draw(st.sampled_from((0, 0, 0, 1, 3, -1, -9))),
+        "mask_gap": draw(st.sampled_from((0, 0, 1, 70))),
     }
 
 
 def _may_be_long(variant: PrefillVariant) -> bool:
-    return variant.arch is Arch.SM90A and variant.dtype.bits == 16 and variant.d_v <= 128
+    return variant.arch is Arch.SM90A and variant.dtype.bits == 16 and variant.d_v <= 128 and not variant.masked
 
 
 def _ropes(draw: Any, variant: PrefillVariant) -> tuple[str | None, str | None]:

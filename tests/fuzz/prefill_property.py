@@ -41,7 +41,8 @@ def check(case: PrefillCase, place: Place) -> None:
     given_precision = precision(case.torch_dtype, out.dtype, on_hopper, case.values == "opposed")
     assert out.dtype == case.written and out.shape == (case.tokens_q, case.heads, case.d_v)
     scale = case.softmax_scale * case.k_scale
-    found = sequences(*inputs, case.spans(), case.causal, scale, given_precision.score)
+    mask = None if case.mask is None else case.mask_bits()
+    found = sequences(*inputs, case.spans(), case.causal, scale, given_precision.score, mask)
     if not found:
         return
     sinks = None
@@ -146,11 +147,20 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
         content = torch.tensor(case.sinks)
         memory["sinks"] = Guarded(content.shape, torch.float32, None, content, 4 * case.offset)
         sinks = memory["sinks"].tensor
+    longest = max(1, case.tokens_kv)
+    if case.mask is not None:
+        bits = case.mask_bits()
+        words = (bits.unflatten(1, (-1, 32)).long() << torch.arange(32)).sum(-1)
+        content = torch.where(words < 2**31, words, words - 2**32).int()
+        layout = (content.shape[1] + case.mask_gap, 1)
+        memory["key_mask"] = Guarded(content.shape, torch.int32, layout, content, 4 * case.offset)
+        given["key_mask"] = memory["key_mask"].tensor
+        longest = min(longest, bits.shape[1])
     return memory, {
         **given,
         "seq_lens": None,
         "cum_seq_lens": ends("cum_seq_lens", case.ends_kv),
-        "max_seq_len": max(1, case.tokens_kv),
+        "max_seq_len": longest,
         "batch_size": case.batch,
         "softmax_scale": case.softmax_scale,
         "is_causal": case.causal,

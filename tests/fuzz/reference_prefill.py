@@ -37,11 +37,17 @@ def key_spans(ends: Sequence[int], tokens: int) -> list[Span]:
     return spans
 
 
-def seen_keys(queries: Span, keys: Span, causal: bool) -> torch.Tensor:
-    """[queries, keys]: which keys of its sequence each query sees; causal is bottom-right."""
-    if not causal:
-        return torch.ones(len(queries), len(keys), dtype=torch.bool)
-    return torch.arange(len(keys)) <= torch.arange(len(queries))[:, None] + len(keys) - len(queries)
+def seen_keys(queries: Span, keys: Span, causal: bool, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """[queries, keys]: which keys of its sequence each query sees; causal is bottom-right. mask: bits of all tokens,
+    [tokens, bits]; a key without a bit is not seen."""
+    seen = torch.ones(len(queries), len(keys), dtype=torch.bool)
+    if mask is not None:
+        bits = mask[queries.first : queries.end, : len(keys)]
+        seen[:, : bits.shape[1]] = bits
+        seen[:, bits.shape[1] :] = False
+    if causal:
+        seen &= torch.arange(len(keys)) <= torch.arange(len(queries))[:, None] + len(keys) - len(queries)
+    return seen
 
 
 def sequences(
@@ -52,12 +58,14 @@ def sequences(
     causal: bool,
     scale: float,
     score_error: float | None,
+    mask: torch.Tensor | None = None,
 ) -> list[tuple[Span, int, Rows]]:
-    """The rows of each sequence and query head. spans: of each sequence's queries and keys."""
+    """The rows of each sequence and query head. spans: of each sequence's queries and keys. mask: as `seen_keys` has
+    it."""
     group = query.shape[1] // key.shape[1]
     found = []
     for queries, keys in spans:
-        seen = seen_keys(queries, keys, causal)
+        seen = seen_keys(queries, keys, causal, mask)
         for head in range(query.shape[1] if len(queries) else 0):
             q = query[queries.first : queries.end, head]
             k, v = (tensor[keys.first : keys.end, head // group] for tensor in (key, value))

@@ -45,7 +45,7 @@ def test_a_made_up_architecture_is_one_row(tmp_path: Path) -> None:
     table.write_text(before + ROW + last + after, "utf-8")
     done = run_python(SCRIPT.format(copy=str(copy), tests=str(ROOT / "tests")))
     assert done.stdout.splitlines() == [
-        "12",
+        "15",
         "prefill for sm_120a takes bf16, not e4m3",
         "sm_120a",
         "GPU 0 runs sm_120a (RTX 5090)",

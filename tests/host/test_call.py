@@ -14,18 +14,19 @@ import pytest
 import torch
 import tsmla
 from emulated_archs import KERNELS
-from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
+from example_variants import DECODE, MASKED, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from launches import SMS, processors
 from refusing import refusing
 from tsmla.identity.arch import Arch
 from tsmla.identity.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
 from tsmla.identity.row_format import ROWS
+from tsmla.identity.support import why_unsupported
 from tsmla.identity.variant import Dtype, Variant
 from tsmla.loading import resolve
 from tsmla.operators import checks, examine
 from tsmla_kernels import registry
 
-VARIANTS = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
+VARIANTS = (PREFILL, MASKED, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
 APART_ROWS = {"row": ROWS["snapmla"]}
 DECODE_APART = dataclasses.replace(DECODE, dtype=Dtype.E4M3, **APART_ROWS)
 FORMS = (
@@ -43,10 +44,12 @@ SIZES = {
     "tokens_q": 5, "tokens_kv": 7, "heads_q": 4, "heads_kv": 2, "batch_size": 3, "batch": 3, "requests": 3, "q_len": 2,
     "heads": 6, "pages": 10, "page_size": 64, "width": 4, "bytes": 1 << 24, "tokens": 5, "d_query": 128, "d_key": 128,
     "query_columns": 512, "row_width": 656, "max_positions": 9, "cos_sin_columns": 64,
+    "mask_words": 2,
 }  # fmt: skip
 NUMBERS: dict[str, dict[str, Any]] = {
     "prefill": {"softmax_scale": 0.125, "k_scale": 2.0, "v_scale": 3.0, "output_scale": 5.0, "batch_size": 3,
-                "max_seq_len": 7, "seq_lens": None, "lse_includes_sink": True, "return_lse": True},
+                "max_seq_len": 7, "seq_lens": None, "lse_includes_sink": True, "return_lse": True,
+                "is_causal": True},
     "decode": {"softmax_scale": 0.25, "output_scale": 3.0, "causal_mask": True, "window_left": 9, "cp_world": 1,
                "cp_rank": 0, "cp_interleave_size": 16, "lse_includes_sink": True, "max_seq_len": 300,
                "batch_invariant": True, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
@@ -102,6 +105,8 @@ def given_in(variant: Variant, packed: bool) -> list[Argument]:
         ("read_cache", True): {"indices"},
         ("read_cache", False): {"block_tables", "cum_seq_lens", "seq_starts"},
     }.get((variant.family, packed), set())
+    if variant.family == "prefill" and not variant.masked:
+        without = {"key_mask"}
     if variant.family in ("decode", "read_cache", "write_cache") and not variant.row.apart:
         without = {*without, "query_scales", "rope_cache", "scale_cache"}
     return [a for a in operator_of(variant).given if a.name not in without]
@@ -114,7 +119,8 @@ def format_of(variant: Variant) -> str:
 
 def call_of(variant: Variant, packed: bool = False) -> dict[str, Any]:
     """A right call with every tensor that can be given, by the table's names for them: `paired` makes arguments."""
-    flags = {f"return_{argument.only_with}": True for argument in operator_of(variant).given if argument.only_with}
+    results = [argument for argument in operator_of(variant).given if argument.written]
+    flags = {f"return_{argument.only_with}": True for argument in results if argument.only_with}
     tensors = {a.given: tensor_of(variant, a, packed) for a in given_in(variant, packed)}
     more = PACKED if packed and variant.family == "decode" else {}
     format = {"format": format_of(variant)} if format_of(variant) else {}
@@ -160,6 +166,11 @@ def test_every_tensor_is_a_parameter_of_the_operator(variant) -> None:
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_kernels_take_what_the_table_says(variant, arch) -> None:
     variant = dataclasses.replace(variant, arch=arch)
+    if reason := why_unsupported(variant):
+        assert variant.masked
+        with pytest.raises(ValueError, match=reason.partition(" for ")[0]):
+            registry.recipe(variant)
+        return
     made = registry.recipe(variant)
     table = operator_of(variant).arguments
     assert list(inspect.signature(made.entry.__call__).parameters) == [*(x.name for x in table), "stream"]
@@ -212,7 +223,9 @@ def test_operators_launch_in_the_order_of_the_table(variant, packed, launches) -
 def test_tensors_are_left_out_as_the_table_says(variant, launches) -> None:
     operator = operator_of(variant)
     for argument in operator.given:
-        if argument.name == "indices" or argument.only_where:  # what must be given for it; what nobody may give
+        if argument.name == "indices" or argument.only_where or argument not in given_in(variant, False):
+            continue  # what must be given for it; what nobody may give
+        if argument.name == "key_mask":  # without it, another kernel serves
             continue
         without = TOGETHER if argument.given in TOGETHER else {argument.given}
         given = {name: value for name, value in call_of(variant).items() if name not in without}
@@ -258,6 +271,12 @@ def test_wrong_tensors_are_named_first_and_later(variant, packed, how, arch, lau
     """On the first call of a kind, and after a right one. What is said in full, `test_*_refusals` know."""
     monkeypatch.setattr(checks, "arch_of", lambda device: arch)
     right = call_of(variant, packed)
+    if why_unsupported(dataclasses.replace(variant, arch=arch)):
+        with pytest.raises(
+            tsmla.UnsupportedError, match="key_mask has no kernel for sm_100a yet; it exists for sm_90a"
+        ):
+            function_of(variant)(**paired(right))
+        return
     for argument, seen in itertools.product(given_in(variant, packed), (False, True)):
         resolve.forget()
         if seen:

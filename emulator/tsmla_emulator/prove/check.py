@@ -121,6 +121,7 @@ def variants(archs: Iterable[Arch] = SHIPPED_ARCHS) -> list[Variant]:
         ]
         for dims, causal, lse in itertools.product(PREFILL_DIMS, _BOOLS, _BOOLS):
             found.append(PrefillVariant(arch, dtype, out_dtype, *dims, causal, lse))
+        found += [PrefillVariant(arch, dtype, out_dtype, *dims, False, True, masked=True) for dims in PREFILL_DIMS]
     for arch, (name, row) in itertools.product(archs, ROWS.items()):
         for dtype in CACHE_DTYPES[name]:
             found += [kind(arch, dtype, row) for kind in (WriteCacheVariant, ReadCacheVariant, QuantizeQVariant)]

@@ -1,9 +1,9 @@
 """Which KV tiles a query tile visits, and which of those need a mask: the one predicate that every role asks.
 
 Rows are query positions within their sequence, columns key positions. With bottom-right causal masking, row i sees
-columns 0 .. i + len_kv - len_q. The masked tiles are visited first, from the last backwards; then the others, from the
-first onwards: CTAs that share keys and run side by side then read the same lines of L2 at the same time, whatever rows
-they hold (kernels/log/hopper-prefill.md, 3)."""
+columns 0 .. i + len_kv - len_q; whether a call is causal may be known at run time only. The masked tiles are visited
+first, from the last backwards; then the others, from the first onwards: CTAs that share keys and run side by side then
+read the same lines of L2 at the same time, whatever rows they hold (kernels/log/hopper-prefill.md, 3)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
+from cutlass.cutlass_dsl import select_
 
 
 class WorkRange(NamedTuple):
@@ -21,6 +22,14 @@ class WorkRange(NamedTuple):
     masked: Int32
 
 
+def last_column_ahead(causal: Int32 | bool, len_q: Int32, len_kv: Int32) -> Int32:
+    """How far ahead of a row's own number the last column lies that it sees; without causal masking, farther than the
+    keys go."""
+    if causal is True:
+        return len_kv - len_q
+    return Int32(select_(causal != 0, len_kv - len_q, len_kv))
+
+
 @cute.jit
 def work_range(
     first_row: Int32,
@@ -28,13 +37,13 @@ def work_range(
     tile_kv: cutlass.Constexpr,
     len_q: Int32,
     len_kv: Int32,
-    causal: cutlass.Constexpr,
+    causal: Int32 | bool,
 ) -> WorkRange:
     """The KV tiles of query rows `first_row .. first_row + tile_q - 1`, none when no row sees a key."""
     end = len_kv
     full_end = len_kv
-    if const_expr(causal):
-        shift = len_kv - len_q
+    if const_expr(causal is not False):
+        shift = last_column_ahead(causal, len_q, len_kv)
         end_row = cutlass.min(first_row + tile_q, len_q)
         end = cutlass.min(len_kv, end_row + shift)
         full_end = cutlass.min(len_kv, first_row + shift + 1)

@@ -47,7 +47,10 @@ def _flag(on: bool, yes: str, no: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PrefillVariant(_Variant):
-    """One compiled ragged attention forward: q, k, v of `dtype` in, `out_dtype` out, optional natural-log LSE."""
+    """One compiled ragged attention forward: q, k, v of `dtype` in, `out_dtype` out, optional natural-log LSE.
+
+    masked: a bit mask says which keys a query sees. Such a kernel is told at run time whether it is causal, too
+    (`causal` is False), and always writes an LSE."""
 
     family: ClassVar[str] = "prefill"
     arch: Arch
@@ -57,15 +60,13 @@ class PrefillVariant(_Variant):
     d_v: int
     causal: bool
     lse: bool
+    masked: bool = False
 
     def symbol(self) -> str:
-        return "_".join(
-            (
-                f"tsmla_prefill_{self.arch}_{self.dtype}_to_{self.out_dtype}_d{self.d_qk}x{self.d_v}",
-                _flag(self.causal, "causal", "full"),
-                _flag(self.lse, "lse", "nolse"),
-            )
-        )
+        name = f"tsmla_prefill_{self.arch}_{self.dtype}_to_{self.out_dtype}_d{self.d_qk}x{self.d_v}"
+        if self.masked:
+            return f"{name}_masked"
+        return "_".join((name, _flag(self.causal, "causal", "full"), _flag(self.lse, "lse", "nolse")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +191,7 @@ FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in _CLASSES}
 
 
 _TYPES = {"arch": Arch, "dtype": Dtype, "out_dtype": Dtype, "row": RowFormat}
-_FLAGS = ("causal", "lse", "gathers")
+_FLAGS = ("causal", "lse", "gathers", "masked")
 _FIELDS: dict[str, dict[str, type]] = {
     family: {f.name: _TYPES.get(f.name) or (bool if f.name in _FLAGS else int) for f in dataclasses.fields(cls)}
     for family, cls in FAMILIES.items()

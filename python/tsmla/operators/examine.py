@@ -167,7 +167,7 @@ def kind_source(operator: Operator) -> str:
     - sizes that do not belong together;
     - gaps in the last dimension.
     """
-    first, *_ = required = [x for x in operator.given if x.left_out is LeftOut.REFUSED and not x.piece]
+    first, *_ = required = _required(operator)
     optional = [x for x in operator.given if x not in required]
     floats = [x for x in operator.given if not x.dtype.startswith("int")]
     others = [f"type({x.name})" for x in required[1:]]
@@ -197,7 +197,7 @@ def kind_source(operator: Operator) -> str:
     rare = [x for x in optional if x.left_out is LeftOut.EMPTY]
     rarely: list[str] = []
     for argument in optional:
-        own = _own_sizes(argument, required, named) if argument in rare else []
+        own = _own_sizes(operator, argument, named) if argument in rare else []
         looked_at = ", ".join((f"type({argument.name})", f"{argument.name}.is_neg()", *own, *_facts(argument)))
         (rarely if argument in rare else facts).append(f"{argument.name} is None or ({looked_at})")
     if rare:  # most calls have none of them
@@ -208,9 +208,14 @@ def kind_source(operator: Operator) -> str:
     return "def kind(tensors, shape, options, fact):\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def _own_sizes(argument: Argument, required: Sequence[Argument], keyed: Container[str | int]) -> list[str]:
+def _required(operator: Operator) -> list[Argument]:
+    return [x for x in operator.given if x.left_out is LeftOut.REFUSED and not x.piece]
+
+
+def _own_sizes(operator: Operator, argument: Argument, keyed: Container[str | int]) -> list[str]:
     """Return expressions for the sizes of an optional tensor. The kernel cannot compare them with other tensors' sizes,
-    because an empty tensor may stand in for this one."""
+    because an empty tensor may stand in for this one. A size that only this tensor has may be any."""
+    required = _required(operator)
     if argument.packed_shape:  # leading sizes are the first argument's, packed or not
         counted = f"{argument.name}.ndim - {sum(isinstance(size, int) for size in argument.shape)}"
         return [f"{argument.name}.ndim, {argument.name}.shape[:{counted}] == {required[0].name}.shape[:{counted}]"]
@@ -218,7 +223,9 @@ def _own_sizes(argument: Argument, required: Sequence[Argument], keyed: Containe
         return [f"{argument.name}.shape"]
 
     known = {size for x in required for size in x.shape}
-    terms = {term for size in argument.shape for term in str(size).split(" + ") if not term.isdigit()}
+    others = {size for x in operator.given if x is not argument for size in x.shape}.union(operator.known)
+    shape = [size for size in argument.shape if size in others or " + " in str(size)]
+    terms = {term for size in shape for term in str(size).split(" + ") if not term.isdigit()}
     if not terms <= known:  # a size that only arguments have which may be left out
         return [f"{argument.name}.shape"]
 
@@ -229,7 +236,7 @@ def _own_sizes(argument: Argument, required: Sequence[Argument], keyed: Containe
     return [
         f"{argument.name}.shape[{index}] == {' + '.join(map(given, size.split(' + ')))}"
         for index, size in enumerate(argument.shape)
-        if isinstance(size, str)
+        if isinstance(size, str) and size in shape
     ]
 
 

@@ -56,6 +56,7 @@ def tsmla_prefill(
     lse: torch.Tensor | None = None,
     merge_into: tuple[torch.Tensor, torch.Tensor] | None = None,
     lse_base: float = math.e,
+    key_mask: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention over each sequence of a ragged pack: output_scale * softmax(softmax_scale * q (k_scale * k)^T) (v_scale
     * v).
@@ -75,7 +76,9 @@ def tsmla_prefill(
             cum_seq_lens[b + 1] - 1. Trailing entries may repeat the total (padded batches). Whatever it holds, nothing
             outside of the tensors is touched: entries below 0 count as 0, those beyond tokens_kv as tokens_kv, and a
             sequence that would end before it starts has no keys.
-        max_seq_len, max_seq_len_q: not read; the kernel finds the lengths itself.
+        max_seq_len: the most keys of a sequence. Only key_mask is compared with it; the kernel finds the lengths
+            itself.
+        max_seq_len_q: not read.
         batch_size: the number of sequences; times heads_q at most 2^31 - 2^26.
         softmax_scale: factor of the scores, such as d_qk ** -0.5 times a model's own factors.
         is_causal: bottom-right: query i of a sequence sees keys 0 .. i + len_kv - len_q.
@@ -108,6 +111,11 @@ def tsmla_prefill(
               added in float32 and rounded once more, in an order that is always the same.
             - Sinks count once, after merging, for every row: only the last call may have them.
         lse_base: math.e, or 2 for an LSE of base 2, which merge_into does not take.
+        key_mask: [tokens_q, words] int32, last dimension contiguous: which keys each query sees, for all heads. Bit b
+            of word w of a query is key 32 * w + b of its own sequence; the query sees it if the bit is set and, with
+            is_causal, if the key is not behind its own position. There must be words for max_seq_len keys. Keys without
+            a word are not seen, and bits behind a sequence's last key are ignored, whatever they hold. Keys of which no
+            query of a tile of up to 192 sees any are neither loaded nor multiplied.
 
     Pass arguments by keyword. (None is keyword-only: each such one that is left out would add 25 ns to a call.) Scales
     are Python numbers, passed to the kernel at run time: no value of them needs another kernel.
@@ -119,7 +127,9 @@ def tsmla_prefill(
             left untouched.
 
         NaN and inf in a key or value reach the queries that see it, and perhaps earlier ones of the same sequence in
-        the same tile of up to 256. A row of `key` or `value` that no query sees touches no result.
+        the same tile of up to 256. A row of `key` or `value` that no query sees touches no result. With key_mask, NaN
+        and inf in a value may also reach queries that do not see it, where another query of the same tile sees it or
+        one of its neighbours.
 
     Raises:
         ArgumentError: an argument is of the wrong device, dtype, shape, stride or value; the text names it.
@@ -157,6 +167,8 @@ def tsmla_prefill(
             (out, lse), merges = earlier_result(merge_into, out, lse), True
             if lse_base != math.e:
                 _refuse_merging(lse_base)
+    if key_mask is not None:
+        _check_words(key_mask, max_seq_len)
     tensors, options = written.tensors(), written.options(merges)
     try:
         shape = query.shape  # type: ignore[union-attr]
@@ -165,7 +177,7 @@ def tsmla_prefill(
         tokens, heads = shape[0], served.heads
         if out is None:
             out = served.new_out.new_empty(tokens, heads, served.d_v)
-        if return_lse and lse is None:
+        if lse is None and (return_lse or key_mask is not None):  # kernels with a mask always write one
             lse = served.new_lse.new_empty(tokens, heads)
         if tokens and 0 < batch_size * heads <= _MOST_PIECES:
             served.kernel(*written.arguments(served))
@@ -234,7 +246,9 @@ def _examined(tensors: tuple, options: tuple, batch_size: int) -> Served:
     ours = prefill_out_dtype(examination.dtype) if out_dtype is None else checks.TORCH_DTYPES[out_dtype]
     d_qk = sizes["d_query"] if q_pe is None else _WITH_ROPE[sizes["d_query"]]
     wants_lse = call.return_lse or call.lse is not None
-    variant = PrefillVariant(examination.arch, examination.dtype, ours, d_qk, sizes["d_v"], call.is_causal, wants_lse)
+    masked = call.key_mask is not None
+    kind = (False, True, True) if masked else (call.is_causal, wants_lse)
+    variant = PrefillVariant(examination.arch, examination.dtype, ours, d_qk, sizes["d_v"], *kind)
     if k_pe is not None and d_qk not in _WITH_ROPE.values():
         columns = " or ".join(map(str, _WITH_ROPE.values()))
         raise ArgumentError(
@@ -267,6 +281,16 @@ def _examined(tensors: tuple, options: tuple, batch_size: int) -> Served:
         new_out=query.new_empty(0, dtype=checks.TORCH_DTYPE_OF[ours]),
         new_lse=query.new_empty(0, dtype=torch.float32),
     )
+
+
+def _check_words(key_mask: Any, max_seq_len: Any) -> None:
+    """Refuse a mask that has too few words for the longest sequence; all else about it is examined later."""
+    known = isinstance(key_mask, torch.Tensor) and key_mask.ndim == 2 and isinstance(max_seq_len, int)
+    if known and max_seq_len > 32 * key_mask.shape[1]:
+        raise ArgumentError(
+            f"{_OPERATOR}: key_mask has {key_mask.shape[1]} words for each query and max_seq_len is {max_seq_len}; it "
+            f"must have at least {-(-max_seq_len // 32)}, one for each 32 keys"
+        )
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..identity.variant import DecodeVariant, Variant
+from ..identity.variant import DecodeVariant, PrefillVariant, Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,19 @@ class PrefillCase:
     merges: bool = False
     unused_keys: int = 0
     short: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedCase(PrefillCase):
+    """One ragged pack whose queries have a key mask.
+
+    causal: whether the call is, too.
+    seen: the share of keys that a query sees, of those blocks of 64 keys of which it sees any: half of them. 1: all
+        keys.
+    """
+
+    causal: bool = True
+    seen: float = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +240,24 @@ _PREFILL = (
     ),
 )
 
+_MASKED = (
+    MaskedCase("edges of tiles, empty sequences, strided", (1, 65, 0, 129), (1, 63, 77, 200), strided=True, short=True),
+    MaskedCase("single keys, sinks", (130, 3), (300, 0), sinks=True, causal=False, seen=0.01, short=True),
+    MaskedCase("no key at all, merged", (65, 0, 3), (66, 40, 0), merges=True, seen=0.0, short=True),
+    MaskedCase("every key, pieces", (130,), (270,), pieces=True, seen=1.0, short=True),
+    MaskedCase("large scores", (64,), (257,), (1, 1), magnitude=6.0, causal=False),
+    MaskedCase("around tiles", (127, 128, 129, 257), (257, 129, 127, 96), (4, 2)),
+    MaskedCase("several tiles", (513, 1000), (1513, 999), (4, 2), seen=0.05),
+    MaskedCase("several tiles, every key", (513, 1000), (1513, 999), (4, 2), causal=False, seen=1.0),
+    MaskedCase("many sequences", tuple(i * 29 % 151 for i in range(40)), tuple(i * 53 % 331 for i in range(40))),
+    MaskedCase("a long context, few keys", (130, 5), (8192, 33), (2, 2), seen=0.001),
+    MaskedCase("128 heads", (200, 90), (300, 90), (128, 128), causal=False),
+    MaskedCase(
+        "merged, sinks in the LSE", (513, 90, 130), (1513, 0, 63), (12, 3), sinks=True, merges=True, strided=True
+    ),
+    MaskedCase("scales", (140, 2), (700, 0), factors=(0.375, 4.0, -0.125)),
+)
+
 _DECODE = (
     DecodeCase("lengths around a tile", (0, 1, 63, 64, 65), page=16, short=True),
     DecodeCase("several row tiles, window", (130, 70, 3), q_len=2, heads=40, window=66, output_scale=0.5, short=True),
@@ -341,6 +372,7 @@ _QUANTIZE_Q = (
 
 _ALL: dict[str, tuple[Case, ...]] = {
     "prefill": _PREFILL,
+    "masked": _MASKED,
     "decode": _DECODE,
     "chosen": _CHOSEN,
     "pack": _PACK,
@@ -351,11 +383,13 @@ _ALL: dict[str, tuple[Case, ...]] = {
 
 
 KINDS = tuple(_ALL)
-"""Families of operators, and "chosen": decodes of chosen keys."""
+"""Families of operators; "masked": prefills with a key mask; "chosen": decodes of chosen keys."""
 
 
 def kind_of(variant: Variant) -> str:
     """Return which of KINDS has the cases of a variant."""
+    if isinstance(variant, PrefillVariant) and variant.masked:
+        return "masked"
     return "chosen" if isinstance(variant, DecodeVariant) and variant.gathers else variant.family
 
 

@@ -13,7 +13,7 @@ from ..identity.support import NOPE_DIMS
 from ..identity.variant import Dtype, PrefillVariant
 from ..operators.checks import TORCH_DTYPE_OF
 from ..operators.prefill import tsmla_prefill
-from .cases import PrefillCase, cases_of
+from .cases import MaskedCase, PrefillCase, cases_of
 from .memory import Memory, is_poison, surrounded
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 
@@ -21,10 +21,12 @@ _SLACK = 3
 """Rows behind the last sequence, at least: NaN in inputs, to stay untouched in results."""
 _PADDED_ENTRIES = 2
 """Sequences of no tokens at the end of a batch, as captured graphs have them."""
+_BLOCK = 64
+"""Neighbouring keys of which a query with a mask sees some, or none."""
 _GAP = 16
 """Elements between the rows of a strided query or output."""
 _LSE = (1e-5, 2e-6)
-_KEPT = len(cases_of("prefill", full=True))
+_KEPT = max(len(cases_of(kind, full=True)) for kind in ("prefill", "masked"))
 """How many problems are kept for other variants: fewer than there are cases would be dropped before they are
 asked for."""
 
@@ -64,7 +66,7 @@ def run(variant: PrefillVariant, case: PrefillCase, memory: Memory, pdl: bool) -
         max(case.lengths_kv),
         given.ends_kv.numel() - 1,
         given.scale,
-        variant.causal,
+        _causal(variant, case),
         False,
         given.ends_q,
         max(case.lengths_q),
@@ -78,13 +80,14 @@ def run(variant: PrefillVariant, case: PrefillCase, memory: Memory, pdl: bool) -
         lse_includes_sink=case.lse_includes_sink,
         lse=None if earlier else results.get("lse"),
         merge_into=earlier,
+        key_mask=_words(case) if isinstance(case, MaskedCase) else None,
     )
     return results
 
 
 def check(variant: PrefillVariant, case: PrefillCase, results: dict[str, torch.Tensor]) -> Judged:
     """Compare the results of `run` with float64."""
-    over_its_keys = _expected(case, variant.dtype, variant.d_qk, variant.d_v, variant.causal)
+    over_its_keys = _expected(case, variant.dtype, variant.d_qk, variant.d_v, _causal(variant, case))
     exact, plain = (_whole(variant, case, result) for result in over_its_keys)
     tokens = sum(case.lengths_q)
     out, lse = results["out"], results.get("lse", exact.lse)
@@ -102,6 +105,35 @@ def check(variant: PrefillVariant, case: PrefillCase, results: dict[str, torch.T
         if not is_poison(result[tokens:]).all():
             judged.problems.append(f"{name} has rows that belong to no sequence and were written")
     return judged
+
+
+def _causal(variant: PrefillVariant, case: PrefillCase) -> bool:
+    return case.causal if isinstance(case, MaskedCase) else variant.causal
+
+
+@functools.lru_cache(_KEPT)
+def _seen(case: MaskedCase) -> torch.Tensor:
+    """Return which keys each query sees by the case's mask, [tokens, keys of the longest sequence]."""
+    tokens, keys = sum(case.lengths_q), max(case.lengths_kv)
+    blocks = torch.rand(tokens, -(-keys // _BLOCK), device="cuda").repeat_interleave(_BLOCK, 1)[:, :keys]
+    seen = torch.rand(tokens, keys, device="cuda") < case.seen
+    return seen if case.seen == 1.0 else seen & (blocks < 0.5)
+
+
+@functools.lru_cache(_KEPT)
+def _words(case: MaskedCase) -> torch.Tensor:
+    """Return the mask's words. Bits that stand for no key of a query's are set."""
+    seen = _seen(case)
+    bits = torch.ones(seen.shape[0] + _SLACK, (-(-seen.shape[1] // 32) + 1) * 32, dtype=torch.bool, device="cuda")
+    for rows, keys in zip(_rows(case.lengths_q), case.lengths_kv, strict=True):
+        bits[rows, :keys] = seen[rows, :keys]
+    words = (bits.unflatten(1, (-1, 32)).long() << torch.arange(32, device="cuda")).sum(-1)
+    return torch.where(words < 2**31, words, words - 2**32).int()
+
+
+def _rows(lengths: tuple[int, ...]) -> list[slice]:
+    ends = [0, *itertools.accumulate(lengths)]
+    return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
 @functools.lru_cache(_KEPT)
@@ -187,21 +219,24 @@ def _expected(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool
                 (given.value, case.lengths_kv),
             )
         ]
-        for q, k, v in zip(*sequences, strict=True):
-            parts.append(_sequence(q, k, v, causal, given.scale * case.factors[0], compute))
+        for q, k, v, rows in zip(*sequences, _rows(case.lengths_q), strict=True):
+            masked = _seen(case)[rows, : k.shape[0]] if isinstance(case, MaskedCase) else None
+            parts.append(_sequence(q, k, v, causal, masked, given.scale * case.factors[0], compute))
         outs, lses = zip(*parts, strict=True)
         both.append(Attended(torch.cat(outs) * factor, torch.cat(lses)))
     return both[0], both[1]
 
 
 def _sequence(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, compute: torch.dtype
-) -> Attended:
-    """Return attention of one sequence, [tokens, heads, ...]. Query heads of one key head are rows that see the same
-    keys."""
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, masked: torch.Tensor | None, scale: float,
+    compute: torch.dtype,
+) -> Attended:  # fmt: skip
+    """Return attention of one sequence, [tokens, heads, ...]. masked: which keys each query sees by a mask. Query heads
+    of one key head are rows that see the same keys."""
     group = q.shape[1] // k.shape[1]
     last = torch.arange(q.shape[0], device="cuda") + (k.shape[0] - q.shape[0] if causal else k.shape[0])
-    seen = (torch.arange(k.shape[0], device="cuda") <= last[:, None]).repeat_interleave(group, 0)
+    seen = torch.arange(k.shape[0], device="cuda") <= last[:, None]
+    seen = (seen if masked is None else seen & masked).repeat_interleave(group, 0)
     heads = []
     for head in range(k.shape[1]):
         rows = q[:, head * group : (head + 1) * group].flatten(0, 1)

@@ -38,7 +38,7 @@ def _dtypes(variant: Variant) -> str:
 
 def _shape(variant: Variant) -> str:
     if isinstance(variant, PrefillVariant):
-        return f"qk {variant.d_qk}, v {variant.d_v}"
+        return f"qk {variant.d_qk}, v {variant.d_v}{', key mask' if variant.masked else ''}"
     if isinstance(variant, PackVariant):
         return f"nope {variant.d_nope}, rope {variant.d_rope}, v {variant.d_v}"
     name = next((name for name, row in ROWS.items() if row == variant.row), str(variant.row))
@@ -47,6 +47,8 @@ def _shape(variant: Variant) -> str:
 
 def _choices(variant: Variant) -> tuple[str, str]:
     """Mask and LSE of a kernel; the operators that have no such choice have one value."""
+    if isinstance(variant, PrefillVariant) and variant.masked:
+        return "causal or full", "yes"
     mask = _one_of(getattr(variant, "causal", None), "causal", "full")
     lse = _one_of(getattr(variant, "lse", None), "yes", "no")
     return mask, lse

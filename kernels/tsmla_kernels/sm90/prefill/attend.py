@@ -6,66 +6,28 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 from tsmla.identity.variant import PrefillVariant
 
 from ...limits import WARPGROUP
 from ...parts.hopper import lazy_softmax, mma
 from ...parts.hopper.epilogue import add_earlier, load_lse, store_lse, store_output
-from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
-from ...parts.hopper.mask import mask_scores
-from ...parts.hopper.softmax import exponentiate, quad_sum, scale_rows
+from ...parts.hopper.fragment import rows_columns
+from ...parts.hopper.softmax import quad_sum, scale_rows
 from ...parts.logarithm import LOG2_E
 from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
 from ...parts.prefill_call import PrefillResults
 from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
 from ...parts.seqlen import Span
-from ...parts.work_range import WorkRange, tile_at
-from .policy import PrefillPolicy, policy_of
+from ...parts.work_range import WorkRange
+from .key_mask import KeyMask, masked_rows
+from .policy import policy_of
+from .steps import Edges, PrefillState, RowStates, first_tile, start_values, step
 from .storage import Shared
 from .tasks import Tasks
-
-
-class Edges(NamedTuple):
-    """The edges of the query's rows, of keys, and of values as they are multiplied."""
-
-    q: TmaEdge
-    k: TmaEdge
-    v: TmaEdge | WarpEdge
-
-
-class RowStates(NamedTuple):
-    """What a thread keeps of its rows: outputs, references, sums of exponentials, and what outputs are multiplied by
-    where references move."""
-
-    output: cute.Tensor
-    reference: cute.Tensor
-    total: cute.Tensor
-    rescale: cute.Tensor
-
-
-class PrefillState(NamedTuple):
-    """What a step needs besides the tile number: operands, running state, positions. `tiles_before`: tiles done before
-    this task; `query`: which of the warpgroups' shares of Q, counted over all tasks, this one has."""
-
-    operands: mma.Operands
-    edges: Edges
-    rows: RowStates
-    coordinates: cute.Tensor
-    probabilities: cute.Tensor
-    first_row: Int32
-    len_q: Int32
-    len_kv: Int32
-    work: WorkRange
-    tiles_before: Int32
-    query: Int32
-    scale_log2: Float32
-    tile_kv: int
-    causal: bool
-    policy: PrefillPolicy
-    precision: Probabilities
+from .visits import END, Visits, told
 
 
 class Ends(NamedTuple):
@@ -100,12 +62,69 @@ def attend(
 
 
 @cute.jit
+def attend_masked(
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, tasks: Tasks, results: PrefillResults,
+    softmax_scale: Float32, mask: KeyMask,
+):  # fmt: skip
+    """Attend all tasks of the CTA with a key mask: those of their tiles that are told."""
+    filled = Int32(0)
+    tiles_before = Int32(0)
+    words = Int32(0)
+    for task in cutlass.range(tasks.count, unroll=1):
+        tile = tasks.tile(task)
+        work = tasks.work(tile)
+        visited = Int32(0)
+        if tile.q.length > 0:
+            state, ends = begin_task(
+                variant, mmas, shared, tile, work, results, softmax_scale, filled, tiles_before, mask
+            )
+            if work.tiles > 0:
+                visited = _visit_told(state, shared.visits, words)
+                words += visited + 1
+            _end_rows(state, ends)
+            end_task(variant, mmas, tile, state, ends, results)
+        filled += cutlass.min(visited, 1)
+        tiles_before += visited
+
+
+@cute.jit
 def attend_task(
     variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, tile, work: WorkRange, results: PrefillResults,
     softmax_scale: Float32, filled: Int32, tiles_before: Int32,
 ):  # fmt: skip
     """Attend one task: Q has been `filled` so often before, and `tiles_before` tiles of K and V were visited."""
-    out, lse, ending, earlier = results
+    state, ends = begin_task(variant, mmas, shared, tile, work, results, softmax_scale, filled, tiles_before, None)
+    start = tiles_before
+    if work.tiles > 0:
+        shared.q_edge.wait_full(state.query)
+        if const_expr(state.policy.passes):
+            start += _hidden(state)
+            if start < tiles_before + work.tiles:
+                _pass(shared.k_edge, tiles_before, start)
+                _visit(state, ends, start)
+            if start == tiles_before + work.tiles:
+                shared.q_edge.release(state.query)
+                for count in cutlass.range(tiles_before, start, unroll=1):  # both in turn, or rings fill up
+                    _pass(shared.k_edge, count, count + 1)
+                    _pass(shared.values_edge, count, count + 1)
+        else:
+            _visit(state, ends, tiles_before)
+    if const_expr(state.policy.ends_early):
+        if start == tiles_before + work.tiles:
+            _end_rows(state, ends)
+
+    if const_expr(not state.policy.ends_early):
+        _end_rows(state, ends)
+    end_task(variant, mmas, tile, state, ends, results)
+
+
+@cute.jit
+def begin_task(
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, tile, work: WorkRange, results: PrefillResults,
+    softmax_scale: Float32, filled: Int32, tiles_before: Int32, mask: KeyMask | None,
+) -> tuple[PrefillState, Ends]:  # fmt: skip
+    """Make the state of a task before its first tile, and what ends its rows."""
+    _, lse, ending, earlier = results
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
     policy = policy_of(variant)
@@ -140,6 +159,9 @@ def attend_task(
         v=pv.make_fragment_B(pv.partition_B(shared.values)),
         scores_shape=mma_qk.partition_shape_C((64, tile_kv)),
     )
+    masked = None
+    if const_expr(mask is not None):
+        masked = masked_rows(mask, tile.q, tile.kv.length, first_row, coordinates, tile_kv)
     state = PrefillState(
         operands=operands,
         edges=Edges(shared.q_edge, shared.k_edge, shared.values_edge),
@@ -157,39 +179,30 @@ def attend_task(
         causal=variant.causal,
         policy=policy,
         precision=Probabilities.of(variant.dtype),
+        masked=masked,
     )
     output.fill(0.0)
     reference.fill(lazy_softmax.NO_KEYS if variant.dtype.bits == 8 else -Float32.inf)
     row_sum.fill(0.0)
-    start = tiles_before
-    if work.tiles > 0:
-        shared.q_edge.wait_full(state.query)
-        if const_expr(state.policy.passes):
-            start += _hidden(state)
-            if start < tiles_before + work.tiles:
-                _pass(shared.k_edge, tiles_before, start)
-                _visit(state, ends, start)
-            if start == tiles_before + work.tiles:
-                shared.q_edge.release(state.query)
-                for count in cutlass.range(tiles_before, start, unroll=1):  # both in turn, or rings fill up
-                    _pass(shared.k_edge, count, count + 1)
-                    _pass(shared.values_edge, count, count + 1)
-        else:
-            _visit(state, ends, tiles_before)
-    if const_expr(policy.ends_early):
-        if start == tiles_before + work.tiles:
-            _end_rows(state, ends)
+    return state, ends
 
-    if const_expr(not policy.ends_early):
-        _end_rows(state, ends)
-    scale_rows(rows_columns(output), factor)
+
+@cute.jit
+def end_task(
+    variant: cutlass.Constexpr[PrefillVariant], mmas, tile, state: PrefillState, ends: Ends, results: PrefillResults
+):
+    """Multiply the rows' outputs by their factors, add earlier ones, and store rows and, unless done, LSEs."""
+    out, lse, _, earlier = results
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    output, first_row = state.rows.output, state.first_row
+    scale_rows(rows_columns(output), ends.factor)
     if const_expr(variant.lse):
         if earlier.merges != 0:
-            add_earlier(mma_pv, thread, output, factor, kept, earlier.out, tile.head, tile.q, first_row)
+            add_earlier(mmas[1], thread, output, ends.factor, ends.kept, earlier.out, tile.head, tile.q, first_row)
             cute.arch.sync_warp()  # other lanes of the quad store what this one has read
-        if const_expr(not policy.ends_early):
-            store_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
-    store_output(output, out, coordinates, tile.head, tile.q, first_row)
+        if const_expr(not state.policy.ends_early):
+            store_lse(lse, ends.row_lse, state.coordinates, tile.head, tile.q, first_row)
+    store_output(output, out, state.coordinates, tile.head, tile.q, first_row)
 
 
 @cute.jit
@@ -220,7 +233,7 @@ def _end_rows(state: PrefillState, ends: Ends):
 def _visit(state: PrefillState, ends: Ends, start: Int32):
     """Visit the tiles from `start` on; those before it, fewer than stages, are hidden."""
     tiles_before, work = state.tiles_before, state.work
-    _first_tile(state, start)
+    first_tile(state, start)
     masked = work.masked
     if const_expr(state.policy.ends_early):
         _pass(state.edges.v, tiles_before, start)
@@ -233,12 +246,34 @@ def _visit(state: PrefillState, ends: Ends, start: Int32):
         unmasked = cutlass.max(unmasked, start + 1)
     if const_expr(state.causal):
         for count in cutlass.range(start + 1, unmasked, unroll=1):
-            _step(state, count, True)
+            step(state, count, True)
     for count in cutlass.range(unmasked, tiles_before + work.tiles, unroll=1):
-        _step(state, count, False)
+        step(state, count, False)
     if const_expr(not state.policy.starts_early):
         state.edges.q.release(state.query)
     _last_tile(state, ends)
+
+
+@cute.jit
+def _visit_told(state: PrefillState, visits: Visits, words: Int32) -> Int32:
+    """Visit the tiles that the loading warp tells of, and return how many there were; `words` were told before."""
+    (q_edge, _, v_edge), query, tiles_before = state.edges, state.query, state.tiles_before
+    count = tiles_before
+    visit = told(visits, words)
+    if visit != END:
+        q_edge.wait_full(query)
+        first_tile(state, count, visit)
+        count += 1
+        visit = told(visits, words + 1)
+        while visit != END:
+            step(state, count, True, visit)
+            count += 1
+            visit = told(visits, words + count - tiles_before)
+        q_edge.release(query)
+        start_values(state, count - 1)
+        warpgroup.wait_group(0)
+        v_edge.release(count - 1)
+    return count - tiles_before
 
 
 @cute.jit
@@ -279,113 +314,12 @@ def _here(row: Int32) -> Int32:
 
 
 @cute.jit
-def _scores(state: PrefillState, count: Int32) -> cute.Tensor:
-    """Start the score product of tile `count`."""
-    scores = cute.make_rmem_tensor(state.operands.scores_shape, Float32)
-    keys = state.operands.k[None, None, None, state.edges.k.stage(count)]
-    state.edges.k.wait_full(count)
-    mma.issue(state.operands.qk_op, scores, state.operands.q, keys, False)
-    return scores
-
-
-@cute.jit
-def _have_scores(state: PrefillState, count: Int32):
-    """Release K of tile `count`, whose scores are there, and, where queries are loaded early, Q behind the last
-    tile's."""
-    q_edge, query, last = state.edges.q, state.query, state.tiles_before + state.work.tiles - 1
-    state.edges.k.release(count)
-    if const_expr(state.policy.starts_early):
-        if count == last:
-            q_edge.release(query)
-
-
-@cute.jit
-def _values(state: PrefillState, count: Int32):
-    """Start adding tile `count`'s value product to the output."""
-    values = state.operands.v[None, None, None, state.edges.v.stage(count)]
-    state.edges.v.wait_full(count)
-    mma.issue(state.operands.pv_op, state.rows.output, state.probabilities, values, True)
-
-
-@cute.jit
-def _softmax(
-    state: PrefillState, scores: cute.Tensor, count: Int32, masked: cutlass.Constexpr, is_first: cutlass.Constexpr
-) -> Boolean:
-    """Replace the scores of a tile by exponentials. Returns whether earlier output must be rescaled."""
-    view = rows_columns(scores)
-    if const_expr(masked):
-        first_column = tile_at(state.work, count - state.tiles_before) * state.tile_kv
-        mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
-    moves = Boolean(True)
-    may_hide_row = masked and state.causal
-    if const_expr(state.policy.lazy):
-        if const_expr(not is_first):
-            beyond = lazy_softmax.exceeds(
-                view, state.rows.reference, state.rows.total, QUAD, state.scale_log2, state.precision
-            )
-            moves = cute.arch.vote_any_sync(beyond)
-        may_hide_row = may_hide_row and state.precision.dtype.bits == 16  # those of 8 bits have NO_KEYS
-        if moves:
-            lazy_softmax.move_reference(
-                view, state.rows.reference, state.rows.total, state.rows.rescale, state.scale_log2, may_hide_row
-            )
-        sums = lazy_softmax.exponentiate(
-            view, view, state.rows.reference, state.rows.total, state.scale_log2, state.precision, may_hide_row
-        )
-        state.rows.total.store(sums.load())
-    else:
-        exponentiate(
-            view, state.rows.reference, state.rows.total, state.rows.rescale, state.scale_log2, is_first, may_hide_row
-        )
-    return moves
-
-
-@cute.jit
-def _round(state: PrefillState, scores: cute.Tensor):
-    dtype = state.probabilities.element_type
-    state.probabilities.store(as_operand_a(scores, dtype.width).load().to(dtype))
-    if const_expr(state.policy.lazy and dtype.width == 16):
-        mma.pin(state.probabilities)
-
-
-@cute.jit
-def _first_tile(state: PrefillState, count: Int32):
-    """Make scores and softmax of the first tile."""
-    scores = _scores(state, count)
-    warpgroup.wait_group(0)
-    _have_scores(state, count)
-    _softmax(state, scores, count, True, True)
-    _round(state, scores)
-
-
-@cute.jit
-def _step(state: PrefillState, count: Int32, masked: cutlass.Constexpr):
-    """Make scores of tile `count` while the values of the tile before are added; then its softmax. Where a branch to
-    rescale the output stands behind the conversions of 8 bits, these are put among the exponentials: of use to wide
-    heads."""
-    early = state.probabilities.element_type.width == 8 and cute.size(state.rows.output) > 64
-    scores = _scores(state, count)
-    _values(state, count - 1)
-    warpgroup.wait_group(1)
-    _have_scores(state, count)
-    moves = _softmax(state, scores, count, masked, False)
-    warpgroup.wait_group(0)
-    state.edges.v.release(count - 1)
-    if const_expr(early):
-        _round(state, scores)
-    if moves:
-        scale_rows(rows_columns(state.rows.output), state.rows.rescale)
-    if const_expr(not early):
-        _round(state, scores)
-
-
-@cute.jit
 def _last_tile(state: PrefillState, ends: Ends):
     """Add values of the last tile; wide heads find the ends of the rows meanwhile. Where no warpgroup passes over
     tiles, ptxas would keep the tile's number in vector registers for these ends, and compute descriptors there (see
     `_here`)."""
     last = state.tiles_before + state.work.tiles - 1
-    _values(state, last)
+    start_values(state, last)
     if const_expr(state.policy.ends_early):
         _end_rows(state, ends)
     warpgroup.wait_group(0)

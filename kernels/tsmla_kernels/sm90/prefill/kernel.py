@@ -25,13 +25,14 @@ from ...parts.precision import Probabilities, numeric
 from ...parts.prefill_call import Copied, PrefillResults, results_of
 from ...parts.query import Map
 from ...parts.tile_scheduler import Packs, packs_of, query_tile, tile_bound
-from .attend import attend
+from .attend import attend, attend_masked
 from .geometry import LONG_KEYS, TASK_WORDS, TASKS_AT, PrefillGeometry
-from .load import load
+from .key_mask import KeyMask, key_mask_of
+from .load import load, load_masked
 from .schedule import PrefillSchedule
 from .storage import Layouts, layouts_of, shared_of
 from .tasks import Tasks, TileDeal, deal_of, numbers_of
-from .transpose import transpose_values
+from .transpose import transpose_told_values, transpose_values
 
 
 class PrefillKernel:
@@ -68,11 +69,12 @@ class PrefillKernel:
         )
         packs, sequences = packs_of(given), given.cum_seq_lens_q.shape[0] - 1
         tiles = packs.heads * tile_bound(packs.rows[0], sequences, geometry.tile_q)
-        deal = deal_of(
-            geometry, self.variant.causal, packs.rows, sequences, packs.heads, given.k.shape[1], given.processors
-        )
+        unlike = self.variant.causal or self.variant.masked
+        deal = deal_of(geometry, unlike, packs.rows, sequences, packs.heads, given.k.shape[1], given.processors)
         results = results_of(given, self.variant.lse)
-        arguments = (Copied(q_maps, k_maps, Map(*v_map)), packs, deal, results, given.softmax_scale, (mma_qk, mma_pv))
+        mask = key_mask_of(given, self.variant.masked)
+        copied = Copied(q_maps, k_maps, Map(*v_map))
+        arguments = (copied, packs, deal, results, given.softmax_scale, mask, (mma_qk, mma_pv))
         ctas = deal.ctas + tiles - deal.tiles
         if const_expr(geometry.policy.alone_if_long):
             if packs.rows[1] > Int64(LONG_KEYS) * sequences:
@@ -103,6 +105,7 @@ class PrefillKernel:
         deal: TileDeal,
         results: PrefillResults,
         softmax_scale: Float32,
+        mask: KeyMask | None,
         mmas: tuple[cute.TiledMma, cute.TiledMma],
     ):
         geometry, schedule = self.geometry, self.schedule
@@ -126,14 +129,15 @@ class PrefillKernel:
             short_last=geometry.policy.short_last,
         )
         cta = cute.arch.block_idx()[0]
+        causal = self.variant.causal if const_expr(mask is None) else mask.causal
         if const_expr(alone):
-            tasks = Tasks(geometry, self.variant.causal, packs.heads_per_kv_head, 1, one=tile_of(cta))
+            tasks = Tasks(geometry, causal, packs.heads_per_kv_head, 1, one=tile_of(cta))
         else:
             numbers = numbers_of(deal, cta)
             table = cute.make_tensor(
                 cute.recast_ptr(base + TASKS_AT, dtype=Int32), cute.make_layout((TASK_WORDS, geometry.tasks))
             )
-            tasks = Tasks(geometry, self.variant.causal, packs.heads_per_kv_head, numbers.count, table)
+            tasks = Tasks(geometry, causal, packs.heads_per_kv_head, numbers.count, table)
             if warp < numbers.count:
                 tile = tile_of(
                     numbers.of(warp), alternating=deal.tiles, section_bytes=deal.section_bytes, one=deal.most == 1
@@ -144,13 +148,22 @@ class PrefillKernel:
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
             if warp == 0:
-                load(copied, shared, geometry, tasks)
+                if const_expr(mask is None):
+                    load(copied, shared, geometry, tasks)
+                else:
+                    load_masked(copied, shared, geometry, tasks, mask)
             if const_expr(schedule.transpose_warps > 0):
                 if warp > 0 and warp <= schedule.transpose_warps:
-                    transpose_values(shared, warp - 1, schedule.transpose_warps, tasks)
+                    if const_expr(mask is None):
+                        transpose_values(shared, warp - 1, schedule.transpose_warps, tasks)
+                    else:
+                        transpose_told_values(shared, warp - 1, schedule.transpose_warps, tasks)
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
-            attend(self.variant, mmas, shared, tasks, results, softmax_scale)
+            if const_expr(mask is None):
+                attend(self.variant, mmas, shared, tasks, results, softmax_scale)
+            else:
+                attend_masked(self.variant, mmas, shared, tasks, results, softmax_scale, mask)
 
     def _layouts(self) -> Layouts:
         return layouts_of(self.geometry, self.schedule.attend_warpgroups, self.dtype)

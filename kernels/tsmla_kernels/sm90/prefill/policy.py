@@ -32,7 +32,9 @@ class PrefillPolicy:
     256 columns; narrow heads tie or lose (log, 52).
     starts_early: a query tile's first keys and values (to be transposed) are loaded before its queries, and the queries
     as soon as the last scores of the tile before are there. With 16 bits the loop is slower for it.
-    keys_fill_l2: the keys and values of about three query tiles for each SM, as many as prompts have, fill an L2."""
+    keys_fill_l2: the keys and values of about three query tiles for each SM, as many as prompts have, fill an L2.
+    masked: a key mask decides which tiles are visited, and the loading warp tells the others tile by tile. Nobody knows
+    how many there will be, so that nothing is done early, and no warpgroup passes over tiles by itself."""
 
     tile_q: int
     tile_kv: int
@@ -45,6 +47,7 @@ class PrefillPolicy:
     ends_early: bool = False
     starts_early: bool = False
     keys_fill_l2: bool = False
+    masked: bool = False
 
     @property
     def passes(self) -> bool:
@@ -63,4 +66,9 @@ POLICIES = {
 
 def policy_of(variant: PrefillVariant) -> PrefillPolicy:
     """Return the policy of a variant's heads."""
-    return POLICIES[variant.dtype.bits, variant.d_v]
+    policy = POLICIES[variant.dtype.bits, variant.d_v]
+    if not variant.masked:
+        return policy
+    return dataclasses.replace(
+        policy, masked=True, alone_if_long=False, short_last=False, ends_early=False, starts_early=False
+    )

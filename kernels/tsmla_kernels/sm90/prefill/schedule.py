@@ -6,7 +6,7 @@ import dataclasses
 
 from ...limits import WARPGROUP, registers_at_launch
 from ...parts.edges import Copies, EdgeSpec, EdgeTable, Role, Warps
-from .geometry import TASKS_AT, PrefillGeometry
+from .geometry import TASKS_AT, VISITS, PrefillGeometry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,8 @@ class PrefillSchedule:
     @classmethod
     def of(cls, geometry: PrefillGeometry) -> PrefillSchedule:
         groups = geometry.tile_q // 64
-        load, attend = {2: (40, 232) if geometry.transposes_values else (24, 240), 3: (32, 160)}[groups]
+        more_to_load = geometry.transposes_values or geometry.policy.masked
+        load, attend = {2: (40, 232) if more_to_load else (24, 240), 3: (32, 160)}[groups]
         warps = geometry.tile_kv // 32 if geometry.transposes_values else 0
         schedule = cls(geometry, groups, warps, load, attend)
         schedule.check()
@@ -52,7 +53,8 @@ class PrefillSchedule:
     @property
     def edges(self) -> EdgeTable:
         """Edges of the Hopper prefill. Each warpgroup's rows of the query are a stage. Where values have 8 bits, what
-        was loaded (`v`) is transposed (`values`); else it is multiplied as it is."""
+        was loaded (`v`) is transposed (`values`); else it is multiplied as it is. With a key mask, whoever uses tiles
+        is told which they are (`visits`)."""
         geometry, load = self.geometry, (Copies(self.load),)
         stages, attend, transpose = geometry.stages, (Warps(self.attend),), (Warps(self.transpose),)
         groups = self.attend_warpgroups
@@ -64,6 +66,9 @@ class PrefillSchedule:
         ]
         if self.transpose_warps:
             edges.append(EdgeSpec("values", transpose, attend, geometry.transposed_stages, geometry.v_bytes))
+        if geometry.policy.masked:
+            told = (*attend, *transpose) if self.transpose_warps else attend
+            edges.append(EdgeSpec("visits", (Warps(self.load),), told, VISITS, 4))
         return EdgeTable(tuple(edges), TASKS_AT)
 
     def check(self) -> None:

@@ -167,13 +167,13 @@ def numbers_of(deal: TileDeal, cta: Int32) -> Numbers:
 
 
 class Tasks:
-    """A CTA's query tiles: `one`, or `count` in a `table` in shared memory [words, tasks]. `geometry` and `causal` are
-    the variant's."""
+    """A CTA's query tiles: `one`, or `count` in a `table` in shared memory [words, tasks]. `geometry` is the variant's,
+    and so is `causal`, or, with a key mask, the call's."""
 
     def __init__(
         self,
         geometry: PrefillGeometry,
-        causal: bool,
+        causal: bool | Int32,
         heads_per_kv_head: Int32,
         count: Int32 | int,
         table: cute.Tensor | None = None,
@@ -188,7 +188,8 @@ class Tasks:
 
     @property
     def _values(self) -> tuple:
-        return self.heads_per_kv_head, *((self.count, self.table) if self.one is None else (self.one,))
+        parts = (self.count, self.table) if self.one is None else (self.one,)
+        return self.heads_per_kv_head, *parts, *(() if isinstance(self.causal, bool) else (self.causal,))
 
     def __extract_mlir_values__(self) -> list:
         return [value for part in self._values for value in cutlass.extract_mlir_values(part)]
@@ -199,9 +200,10 @@ class Tasks:
             size = len(cutlass.extract_mlir_values(part))
             made.append(cutlass.new_from_mlir_values(part, values[:size]))
             values = values[size:]
+        causal = self.causal if isinstance(self.causal, bool) else made.pop()
         if self.one is not None:
-            return Tasks(self.geometry, self.causal, made[0], self.count, one=made[1])
-        return Tasks(self.geometry, self.causal, *made)
+            return Tasks(self.geometry, causal, made[0], self.count, one=made[1])
+        return Tasks(self.geometry, causal, *made)
 
     def write(self, task: Int32, tile: QueryTile) -> None:
         """Write a tile to the table; called by one lane."""

@@ -9,6 +9,7 @@ from cutlass import Int32
 from ...parts.hopper.transpose import transpose
 from .storage import Shared
 from .tasks import Tasks
+from .visits import END, told
 
 
 @cute.jit
@@ -20,10 +21,31 @@ def transpose_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, task
     for task in cutlass.range(tasks.count, unroll=1):
         tiles += tasks.work(tasks.tile(task)).tiles
     for count in cutlass.range(tiles, unroll=1):
-        shared.v_edge.wait_full(count)
-        shared.values_edge.wait_empty(count)
-        source = shared.v[None, None, shared.v_edge.stage(count)]
-        target = shared.values[None, None, shared.values_edge.stage(count)]
-        transpose(source, target, part, 1)
-        shared.values_edge.publish(count)
-        shared.v_edge.release(count)
+        _transpose_tile(shared, part, count)
+
+
+@cute.jit
+def transpose_told_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, tasks: Tasks):
+    """Transpose, with a key mask, the values of the tiles that the loading warp tells of."""
+    assert cute.size(shared.v, mode=[0]) == 32 * parts, parts
+    count, words = Int32(0), Int32(0)
+    for task in cutlass.range(tasks.count, unroll=1):
+        if tasks.work(tasks.tile(task)).tiles > 0:
+            visit = told(shared.visits, words)
+            words += 1
+            while visit != END:
+                _transpose_tile(shared, part, count)
+                count += 1
+                visit = told(shared.visits, words)
+                words += 1
+
+
+@cute.jit
+def _transpose_tile(shared: Shared, part: Int32, count: Int32):
+    shared.v_edge.wait_full(count)
+    shared.values_edge.wait_empty(count)
+    source = shared.v[None, None, shared.v_edge.stage(count)]
+    target = shared.values[None, None, shared.values_edge.stage(count)]
+    transpose(source, target, part, 1)
+    shared.values_edge.publish(count)
+    shared.v_edge.release(count)

@@ -30,6 +30,7 @@ Say = Callable[[dict[str, Any]], None]
 
 _CALLS: dict[str, Any] = {
     "prefill": prefill,
+    "masked": prefill,
     "decode": decode,
     "chosen": chosen,
     "pack": pack,
