@@ -47,6 +47,7 @@ def face_cases(draw: Any, variant: DecodeVariant | PrefillVariant, hostile: bool
     if isinstance(variant, PrefillVariant):
         call = draw(prefill_cases(variant, hostile))
         faces = PREFILLS if variant.out_dtype is Dtype.BF16 else PREFILLS[1:]
+        faces = (OPERATOR,) if variant.masked else faces
     else:
         call = draw(decode_cases(variant, hostile=False))
         faces = WITH_SCALES if variant.row.scales else DECODES if variant.lse else DECODES[:-1]

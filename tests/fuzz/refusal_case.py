@@ -82,7 +82,9 @@ def refusals(draw: Any, variant: Variant, hostile: bool = True) -> Refusal:
     else:
         assert isinstance(variant, QuantizeQVariant)
         call = draw(_queries(variant))
-    without = {"lse"} if isinstance(call, PrefillCase) and call.heads_first is None else set()
+    without = set()
+    if isinstance(call, PrefillCase):
+        without = {name for name, given in (("lse", call.heads_first), ("key_mask", call.mask)) if given is None}
     if isinstance(call, CacheCase):
         without = _not_in(call)
     whole = set()
@@ -122,8 +124,9 @@ def _prefills(draw: Any, variant: PrefillVariant) -> PrefillCase:
         ends_kv=(0, 3, 7),
         tokens_q=5,
         tokens_kv=7,
-        causal=variant.causal,
+        causal=draw(st.booleans()) if variant.masked else variant.causal,
         lse=variant.lse,
+        mask="random" if variant.masked else None,
         pdl=draw(st.booleans()),
         layouts=(draw(st.sampled_from(LAYOUTS)), *draw(st.sampled_from((("slices",) * 2, ("contiguous",) * 2)))),
         out="contiguous",

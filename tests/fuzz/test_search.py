@@ -64,6 +64,17 @@ def _prefill_of_next_head(**given: Any) -> Any:
     return _PREFILL(**given)
 
 
+def _prefill_without_mask(**given: Any) -> Any:
+    del given["key_mask"]
+    return _PREFILL(**given)
+
+
+def _prefill_of_next_bit(**given: Any) -> Any:
+    """Bits that are one key off."""
+    given["key_mask"] = given["key_mask"] << 1
+    return _PREFILL(**given)
+
+
 def _prefill_writes_all(**given: Any) -> Any:
     """Rows of no sequence, too."""
     result = _PREFILL(**given)
@@ -129,6 +140,8 @@ BROKEN: list[tuple[Case, str, Callable[..., Any]]] = [
     (_A_PREFILL, "tsmla_prefill", _prefill_left_aligned),
     (_A_PREFILL, "tsmla_prefill", _prefill_of_next_head),
     (_A_PREFILL, "tsmla_prefill", _prefill_writes_all),
+    (PrefillCase(mask="random"), "tsmla_prefill", _prefill_without_mask),
+    (PrefillCase(mask="random"), "tsmla_prefill", _prefill_of_next_bit),
     (_A_DECODE, "tsmla_decode", _decode_zeroed),
     (_A_DECODE, "tsmla_decode", _decode_without_window),
     (_A_DECODE, "tsmla_decode", _decode_of_rank_0),

@@ -131,6 +131,31 @@ WRONG = {
     ),
     "sinks of another dtype": ({"sinks": torch.zeros(HEADS, dtype=torch.float64)}, "sinks is torch.float64; accepted"),
     "sinks with gaps": ({"sinks": torch.zeros(2 * HEADS)[::2]}, "sinks .* must be contiguous"),
+    "mask of 64 bits": (
+        {"key_mask": torch.zeros(TOKENS_Q, 1, dtype=torch.int64)},
+        "key_mask is torch.int64; accepted: torch.int32",
+    ),
+    "mask of other tokens": (
+        {"key_mask": torch.zeros(TOKENS_Q + 1, 1, dtype=torch.int32)},
+        r"key_mask has shape \[6, 1\]; it must be \[5, mask_words\]",
+    ),
+    "mask of one dimension": (
+        {"key_mask": torch.zeros(TOKENS_Q, dtype=torch.int32)},
+        r"key_mask has shape \[5\]; it must be \[5, mask_words\]",
+    ),
+    "mask with gaps": (
+        {"key_mask": torch.zeros(TOKENS_Q, 4, dtype=torch.int32)[:, ::2]},
+        r"key_mask has strides \(4, 2\); its last dimension must have stride 1",
+    ),
+    "mask of too few words": (
+        {"key_mask": torch.zeros(TOKENS_Q, 1, dtype=torch.int32), "max_seq_len": 33},
+        r"key_mask has shape \[5, 1\] and max_seq_len is 33; each query must have at least 2 words, one for 32 keys",
+    ),
+    "mask elsewhere": (
+        {"key_mask": torch.zeros(TOKENS_Q, 1, dtype=torch.int32, device="meta")},
+        "key_mask is on meta but query is on cpu; all tensors must share a device",
+    ),
+    "mask no tensor": ({"key_mask": [1]}, "key_mask is a list; it must be a tensor on cpu"),
     "sinks in the LSE in words": ({"lse_includes_sink": "yes"}, "lse_includes_sink is 'yes'; it must be True or False"),
     "a base of LSEs that there is not": ({"lse_base": 10}, "lse_base is 10; accepted: 2 and math.e"),
     "a base of LSEs in words": ({"lse_base": "e"}, "lse_base is a str; it must be a Python number"),

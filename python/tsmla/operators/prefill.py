@@ -288,8 +288,8 @@ def _check_words(key_mask: Any, max_seq_len: Any) -> None:
     known = isinstance(key_mask, torch.Tensor) and key_mask.ndim == 2 and isinstance(max_seq_len, int)
     if known and max_seq_len > 32 * key_mask.shape[1]:
         raise ArgumentError(
-            f"{_OPERATOR}: key_mask has {key_mask.shape[1]} words for each query and max_seq_len is {max_seq_len}; it "
-            f"must have at least {-(-max_seq_len // 32)}, one for each 32 keys"
+            f"{_OPERATOR}: key_mask has shape {list(key_mask.shape)} and max_seq_len is {max_seq_len}; each query must "
+            f"have at least {-(-max_seq_len // 32)} words, one for 32 keys"
         )
 
 
