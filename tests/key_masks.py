@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from tsmla.problems.prefill import mask_words
 
 BITS = 32
 
@@ -23,8 +24,7 @@ def words(
     for len_q, len_kv in zip(lengths_q, lengths_kv, strict=True):
         bits[first : first + len_q, :len_kv] = seen[first : first + len_q, :len_kv]
         first += len_q
-    shifts = torch.arange(BITS, dtype=torch.int64)
-    packed = (bits.unflatten(1, (-1, BITS)).long() << shifts).sum(-1)
+    packed = mask_words(bits)
     whole = torch.full((packed.shape[0], packed.shape[1] + gap), -1, dtype=torch.int32)
-    whole[:, : packed.shape[1]] = packed.where(packed < 1 << (BITS - 1), packed - (1 << BITS)).int()
+    whole[:, : packed.shape[1]] = packed
     return whole.to("cuda")[:, : packed.shape[1]]

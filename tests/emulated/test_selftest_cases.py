@@ -27,6 +27,7 @@ KERNELS = {
     "prefill": (
         PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True),
         PrefillVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, 192, 128, causal=False, lse=True),
+        PrefillVariant(Arch.SM90A, Dtype.E4M3, Dtype.BF16, 192, 128, causal=False, lse=True, masked=True),
     ),
     "decode": (
         DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True),
@@ -59,7 +60,7 @@ def test_right_kernels_pass_every_case(compiled_kernels, variant):
     assert outcome.problem == "" and outcome.served == "emulated"
     cases = cases_of(kind_of(variant), full=True)
     assert [name for name, _ in begun] == [case.name for case in cases]
-    if variant.family == "prefill" and variant.arch is Arch.SM90A:
+    if kind_of(variant) == "prefill" and variant.arch is Arch.SM90A:
         ends = [*(calls for _, calls in begun[1:]), len(gpu.calls)]
         entries = defaultdict(set)
         for case, (_, start), end in zip(cases, begun, ends, strict=True):

@@ -10,6 +10,7 @@ import tsmla
 from tsmla.identity.support import ROPE_DIM
 from tsmla.identity.variant import Dtype
 from tsmla.operators.checks import TORCH_DTYPE_OF
+from tsmla.problems.prefill import mask_words
 
 from . import prefill_merge
 from .guarded import Guarded, strides
@@ -150,8 +151,7 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
     longest = max(1, case.tokens_kv)
     if case.mask is not None:
         bits = case.mask_bits()
-        words = (bits.unflatten(1, (-1, 32)).long() << torch.arange(32)).sum(-1)
-        content = torch.where(words < 2**31, words, words - 2**32).int()
+        content = mask_words(bits)
         layout = (content.shape[1] + case.mask_gap, 1)
         memory["key_mask"] = Guarded(content.shape, torch.int32, layout, content, 4 * case.offset)
         given["key_mask"] = memory["key_mask"].tensor

@@ -122,7 +122,7 @@ def test_without_lse_nothing_is_asked_of_it():
 @pytest.mark.parametrize(
     ("tests", "families"),
     [
-        (prefill_problems, ["prefill"]),
+        (prefill_problems, ["prefill", "masked"]),
         (decode_problems, ["decode"]),
         (chosen_problems, ["chosen"]),
         (pack_problems, ["pack"]),

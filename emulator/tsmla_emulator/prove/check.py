@@ -36,6 +36,7 @@ from tsmla.problems.cases import cases_of
 from tsmla.problems.lists import named_slots, random_lists, union_of
 from tsmla.problems.memory import Memory
 from tsmla.problems.pages import page_tables, put_keys
+from tsmla.problems.prefill import mask_words
 from tsmla.problems.rows import numbers_in, stored_as
 
 from ..run.emulate import Call, emulated
@@ -399,7 +400,7 @@ def prefill_kernels(variant: PrefillVariant) -> int:
 
 
 def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool = False) -> tuple[str, str | None]:
-    """Call a prefill, and compare it with float64.
+    """Call a prefill, and compare it with float64. One with a key mask is causal, too, unless it merges.
 
     long: put so many rows of no sequence, which are NaN, behind the keys that the kernel of long sequences runs.
     """
@@ -426,11 +427,15 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool
         return tuple(x.split([d_nope, variant.d_qk - d_nope], -1)) if in_pieces else x
 
     q = random(sum(lengths_q), heads, variant.d_qk)
-    keys = sum(lengths_kv)
+    keys, longest = sum(lengths_kv), max(lengths_kv)
+    causal = variant.causal or variant.masked and not merges
+    bits = torch.rand(len(q), -(-longest // 32) * 32, device="cuda") < 0.4
+    bits[: lengths_q[0], 128:] = False  # a tile without a bit
+    bits[-lengths_q[-1] :, :128] = True  # one with all bits
     k, v = (thin(keys, dim) if long else random(keys, heads_kv, dim) for dim in (variant.d_qk, variant.d_v))
     scale = 1 / math.sqrt(variant.d_qk)
     earlier: Any = None
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"key_mask": mask_words(bits)} if variant.masked else {}
     if merges and variant.lse:
         earlier_out = torch.randn(len(q), heads, variant.d_v, device="cuda").to(TORCH_DTYPE_OF[variant.out_dtype])
         earlier_lse = 4 + torch.randn(len(q), heads, device="cuda")
@@ -446,7 +451,7 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool
         max(lengths_kv),
         len(lengths_kv),
         scale,
-        variant.causal,
+        causal,
         variant.lse,
         ends(lengths_q),
         max(lengths_q),
@@ -456,8 +461,14 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool
     )
     out, lse = result if variant.lse else (result, None)
     parts = [
-        _attention(*rows, scale, variant.causal)
-        for rows in zip(q.split(lengths_q), k[:keys].split(lengths_kv), v[:keys].split(lengths_kv), strict=True)
+        _attention(*rows, scale, causal, bits=own if variant.masked else None)
+        for *rows, own in zip(
+            q.split(lengths_q),
+            k[:keys].split(lengths_kv),
+            v[:keys].split(lengths_kv),
+            bits.split(lengths_q),
+            strict=True,
+        )
     ]
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     if earlier is not None:
@@ -545,11 +556,13 @@ def _attention(
     causal: bool,
     window: int = 2**31,
     limits: torch.Tensor | None = None,
+    bits: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and natural-log LSE of one sequence in float64; a row without keys gives 0 and -inf.
 
     window: how many keys before its own a causal query sees at most.
     limits: how many of the first keys each query sees at most.
+    bits: those of a key mask, [queries, keys or more].
     """
     q, k, v = q.double().unflatten(1, (k.shape[1], -1)), k.double(), v.double()
     scores = torch.einsum("qhgd,khd->hgqk", q, k) * scale
@@ -559,6 +572,8 @@ def _attention(
     if limits is not None:
         hidden = torch.arange(len(k)) >= limits[:, None]
         scores = scores.masked_fill(hidden.to(scores.device), -math.inf)
+    if bits is not None:
+        scores = scores.masked_fill(~bits[:, : len(k)].to(scores.device), -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0)[..., None]).exp()
     return torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2), lse.flatten(0, 1).T

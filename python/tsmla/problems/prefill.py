@@ -127,7 +127,12 @@ def _words(case: MaskedCase) -> torch.Tensor:
     bits = torch.ones(seen.shape[0] + _SLACK, (-(-seen.shape[1] // 32) + 1) * 32, dtype=torch.bool, device="cuda")
     for rows, keys in zip(_rows(case.lengths_q), case.lengths_kv, strict=True):
         bits[rows, :keys] = seen[rows, :keys]
-    words = (bits.unflatten(1, (-1, 32)).long() << torch.arange(32, device="cuda")).sum(-1)
+    return mask_words(bits)
+
+
+def mask_words(bits: torch.Tensor) -> torch.Tensor:
+    """Return the words of a key mask with these bits, [tokens, words x 32] of bool."""
+    words = (bits.unflatten(1, (-1, 32)).long() << torch.arange(32, device=bits.device)).sum(-1)
     return torch.where(words < 2**31, words, words - 2**32).int()
 
 
