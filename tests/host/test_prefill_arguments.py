@@ -41,7 +41,8 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder, return_lse):
     for rope in map(torch.from_dlpack, (query_rope, key_rope)):
         assert rope.shape == (0, 1, 64) and rope.dtype == torch.bfloat16
     assert torch.from_dlpack(rest[5]).shape == (0,) and torch.from_dlpack(rest[5]).dtype == torch.float32
-    assert rest[6:] == [0.25, -1.5, 0, 1.0, 0, SMS, 0] and all(type(scale) is float for scale in rest[6:8])
+    assert rest[6] is None, "a mask"
+    assert rest[7:] == [0.25, -1.5, 0, 1.0, 0, 1, SMS, 0] and all(type(x) is float for x in rest[7:9])
     assert out.shape == (TOKENS_Q, HEADS, D_V) and out.dtype == torch.bfloat16 and out.is_contiguous()
     if return_lse:
         assert lse.shape == (TOKENS_Q, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
@@ -64,7 +65,7 @@ def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
     given = inputs()
     for call in range(3):
         prefill.tsmla_prefill(**given, output_scale=float(call))
-    assert len(recorder.variants) == 1 and [launch[11] for launch in recorder.launches] == [0.0, 1.0, 2.0]
+    assert len(recorder.variants) == 1 and [launch[12] for launch in recorder.launches] == [0.0, 1.0, 2.0]
     out = torch.empty(TOKENS_Q, HEADS, D_V, dtype=torch.bfloat16)
     prefill.tsmla_prefill(**given, out=out)
     assert recorder.launches[-1][5] is out
@@ -97,6 +98,8 @@ def test_calls_of_a_kind_seen_before_differ_in_nothing_that_counts(recorder):
         {"query": (bf16(TOKENS_Q, HEADS, 128), bf16(TOKENS_Q, HEADS, 64))},
         {"key": (bf16(TOKENS_KV, HEADS_KV, 128), bf16(TOKENS_KV, 64))},
         {"key": (bf16(TOKENS_KV, HEADS_KV, 128), bf16(TOKENS_KV, 1, 64))},
+        {"key_mask": torch.zeros(TOKENS_Q, 1, dtype=torch.int32)},
+        {"key_mask": torch.zeros(TOKENS_Q, 9, dtype=torch.int32)[:, 1:], "is_causal": False},
         {"lse": torch.zeros(TOKENS_Q, HEADS)},
         {"lse": torch.zeros(HEADS, TOKENS_Q).T},
         {"merge_into": (bf16(TOKENS_Q, HEADS, D_V), torch.zeros(TOKENS_Q, HEADS))},
@@ -172,7 +175,7 @@ def test_numbers_of_other_types_are_numbers(recorder, two):
     half = fractions.Fraction(1, two) if isinstance(two, int) else two.dtype.type(1) / two
     for flag in (True, 1, np.True_, 1.0):
         prefill.tsmla_prefill(**inputs(batch_size=two, softmax_scale=half), is_causal=flag)
-    assert [launch[10:] for launch in recorder.launches] == [(0.5, 1.0, 0, 1.0, 0, SMS, 0)] * 4
+    assert [launch[11:] for launch in recorder.launches] == [(0.5, 1.0, 0, 1.0, 0, 1, SMS, 0)] * 4
     assert len(recorder.variants) == 1 and recorder.variants[0].causal is True
 
 
@@ -207,6 +210,20 @@ def test_an_lse_that_is_given_is_written(recorder, lse, returned):
     assert result[1] is lse if returned else isinstance(result, torch.Tensor)
 
 
+def test_masks_of_any_width_are_calls_of_one_kind(recorder):
+    """One kernel serves causal calls and others, with an LSE that is returned or not."""
+    for causal, returned in ((True, True), (False, True), (True, False)):
+        before = len(recorder.variants)
+        for words in (1, 2, 300):
+            mask = torch.zeros(TOKENS_Q, words + 3, dtype=torch.int32)[:, 1 : 1 + words]
+            result = prefill.tsmla_prefill(**inputs(key_mask=mask), is_causal=causal, return_lse=returned)
+            launch = recorder.launches[-1]
+            assert launch[10] is mask and launch[-3] == causal and launch[6].shape == (TOKENS_Q, HEADS)
+            assert result[1] is launch[6] if returned else isinstance(result, torch.Tensor)
+        assert len(recorder.variants) == before + 1
+    assert set(recorder.variants) == {PrefillVariant(Arch.SM90A, *(Dtype.BF16,) * 2, D_QK, D_V, False, True, True)}
+
+
 @pytest.mark.parametrize("returned", [False, True])
 def test_an_earlier_result_is_what_is_written(recorder, returned):
     earlier = bf16(TOKENS_Q, HEADS, D_V), torch.zeros(HEADS, TOKENS_Q).T
@@ -215,7 +232,7 @@ def test_an_earlier_result_is_what_is_written(recorder, returned):
         out, lse = result if returned else (result, earlier[1])
         assert out is earlier[0] and lse is earlier[1]
         launch = recorder.launches[-1]
-        assert launch[5] is out and launch[6] is lse and launch[-3] == 1
+        assert launch[5] is out and launch[6] is lse and launch[-4] == 1
     plain = inputs(out=earlier[0], lse=earlier[1])
     prefill.tsmla_prefill(**plain)
-    assert recorder.launches[-1][-3] == 0
+    assert recorder.launches[-1][-4] == 0

@@ -33,7 +33,7 @@ SCHEMAS = {
     "float softmax_scale, Tensor(a!) out, *, bool is_causal=True, Tensor? cum_seq_lens_q=None, bool enable_pdl=False, "
     "float k_scale=1., float v_scale=1., float output_scale=1., ScalarType? out_dtype=None, Tensor? sinks=None, "
     "bool lse_includes_sink=False, Tensor(b!)? lse=None, bool merges=False, float lse_base=2.7182818284590451, "
-    "Tensor? query_pe=None, "
+    "Tensor? key_mask=None, Tensor? query_pe=None, "
     "Tensor? key_pe=None) -> ()",
     "decode": "tsmla::decode(Tensor query, Tensor kv_cache, Tensor(a!) workspace_buffer, SymInt kv_lora_rank, "
     "SymInt qk_rope_head_dim, Tensor? block_tables, Tensor? seq_lens, SymInt? max_seq_len, float softmax_scale, "

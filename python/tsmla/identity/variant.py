@@ -64,9 +64,10 @@ class PrefillVariant(_Variant):
 
     def symbol(self) -> str:
         name = f"tsmla_prefill_{self.arch}_{self.dtype}_to_{self.out_dtype}_d{self.d_qk}x{self.d_v}"
-        if self.masked:
-            return f"{name}_masked"
-        return "_".join((name, _flag(self.causal, "causal", "full"), _flag(self.lse, "lse", "nolse")))
+        kind = _flag(self.causal, "causal", "full"), _flag(self.lse, "lse", "nolse")
+        if self.masked:  # all of them are of one kind
+            kind = ("masked", *(() if kind == ("full", "lse") else kind))
+        return "_".join((name, *kind))
 
 
 @dataclasses.dataclass(frozen=True)
