@@ -1,6 +1,6 @@
 """What a decode deals to its workers, in Python's integers: the kernels' own source, run as a warp of one lane.
 
-Python executes the files of `tsmla_kernels/parts` in `SOURCES` with a stand-in for the compiler's language: Int32 is
+Python executes the files of `tsmla_kernels` in `SOURCES` with a stand-in for the compiler's language: Int32 is
 int, a @cute.jit function is the function, and lanes that exchange numbers have what the only one has. So nothing is
 compiled, and a call's deal takes milliseconds. What a warp of 32 lanes finds is for tests of compiled kernels."""
 
@@ -18,8 +18,10 @@ import tsmla_kernels
 from tsmla.identity.arch import Deal
 from tsmla.identity.plan import RECORD_BYTES
 
-SOURCES = ("division", "seqlen", "keys.visible", "decode_line", "decode_work", "partials")
-"""Files of `tsmla_kernels/parts`, each before those that import it."""
+SOURCES = (
+    "parts.division", "parts.seqlen", "parts.keys.visible", "decode.line", "decode.segments", "decode.partials",
+)  # fmt: skip
+"""Modules of `tsmla_kernels`, each before those that import it."""
 
 _UNWRITTEN = -1
 """Word of a record that no worker has written."""
@@ -40,7 +42,7 @@ CAUSAL = Sight()
 
 
 class Dealt(NamedTuple):
-    """A call's cut line (`decode_line.Line`), each worker's segments (`decode_work.Segment`) in the order in which it
+    """A call's cut line (`line.Line`), each worker's segments (`segments.Segment`) in the order in which it
     takes them, and the int32 words of each record in the workspace."""
 
     line: Any
@@ -75,7 +77,7 @@ def deal_out(
         cum_seq_lens_q, tokens = [*itertools.accumulate(q_lens, initial=0)], sum(q_lens)
         q_lens = max(1, *q_lens)
     parts = _parts()
-    decode_work, partials = parts.decode_work, parts.partials
+    dealing, partials = parts.segments, parts.partials
     given = SimpleNamespace(
         seq_lens=_Tensor(seq_lens),
         causal_seqs=_Tensor(causal_seqs or seq_lens),
@@ -85,8 +87,8 @@ def deal_out(
         **sight._asdict(),
     )
     view = parts.visible.visibility(given, tokens or len(seq_lens) * q_lens, parts.visible.LARGEST)
-    terms = parts.decode_line.terms_of(deal, view, heads, workers, slots)
-    line = parts.decode_line.cut_line(deal, view, terms)
+    terms = parts.line.terms_of(deal, view, heads, workers, slots)
+    line = parts.line.cut_line(deal, view, terms)
     number = workers if terms.mixes else min(terms.units, terms.groups) * terms.group.value
     records = _Tensor([_UNWRITTEN] * (RECORD_BYTES // 4) for _ in range(number))
     segments = []
@@ -98,14 +100,14 @@ def deal_out(
         return own
 
     for worker in range(workers):
-        work = parts.decode_line.work_of(line, worker)
+        work = parts.line.work_of(line, worker)
         partials.begin_records(work, records)
-        first = decode_work.first_unit(deal, work)
-        work, begun = decode_work.begin_in_step(deal, work)
-        behind, _ = decode_work.stretch_behind(deal, work, begun)
+        first = dealing.first_unit(deal, work)
+        work, begun = dealing.begin_in_step(deal, work)
+        behind, _ = dealing.stretch_behind(deal, work, begun)
         own: list[Any] = []
         for stretch, unit in [(work, begun), (behind, first)][: 1 if behind is work else 2]:
-            decode_work.for_each_unit(deal, stretch, unit, act, own)
+            dealing.for_each_unit(deal, stretch, unit, act, own)
         segments.append(own)
     return Dealt(line, segments, list(records))
 
@@ -120,17 +122,17 @@ def _parts() -> SimpleNamespace:
             return getattr(loaded, name.rpartition(".")[2], SimpleNamespace(aligned=None, PartialRows=None))
         return language if name.split(".")[0] == "cutlass" else __import__(name, globals, locals, fromlist, level)
 
-    here = Path(tsmla_kernels.__file__).parent / "parts"
+    here = Path(tsmla_kernels.__file__).parent
     for name in SOURCES:
         names: dict[str, Any] = {"__builtins__": {**vars(builtins), "__import__": importer}, "__name__": name}
         file = here / f"{name.replace('.', '/')}.py"
         exec(compile(file.read_text("utf-8"), str(file), "exec"), names)
-        if name == "decode_line":
+        if name == "decode.line":
             # A lane looks at as many requests as ever, and is the whole warp; it keeps all numbers of its work.
             names["WARP_REQUESTS"] = names["LANE_REQUESTS"]
             names["LaneWork"] = _LaneWork
             names["Work"].own = property(lambda work: work)
-        if name == "partials":
+        if name == "decode.partials":
             names["_write"] = _write
         setattr(loaded, name.rpartition(".")[2], SimpleNamespace(**names))
     return loaded

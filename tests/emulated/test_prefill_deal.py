@@ -14,8 +14,8 @@ from tsmla.identity.variant import PrefillVariant
 from tsmla_emulator.prove import check
 from tsmla_emulator.time import prefill_grid
 from tsmla_emulator.time.problem import Shape
-from tsmla_kernels.parts.tile_bounds import ALIKE, SIDE_BY_SIDE
-from tsmla_kernels.parts.tile_scheduler import Packs, query_tile, tile_bound
+from tsmla_kernels.prefill.tile_bounds import ALIKE, SIDE_BY_SIDE
+from tsmla_kernels.prefill.tile_scheduler import Packs, query_tile, tile_bound
 from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS, PrefillGeometry
 from tsmla_kernels.sm90.prefill.tasks import TileDeal, deal_of, numbers_of
 

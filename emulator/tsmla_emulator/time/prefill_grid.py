@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tsmla.identity.arch import Arch
-from tsmla_kernels.parts.tile_bounds import ALIKE, L2_SECTION_BYTES, SIDE_BY_SIDE
+from tsmla_kernels.prefill.tile_bounds import ALIKE, L2_SECTION_BYTES, SIDE_BY_SIDE
 from tsmla_kernels.sm90.prefill.geometry import (
     FOLLOWING,
     LONG_KEYS,
@@ -98,7 +98,7 @@ def _far_apart(variant: Any, shape: Any) -> bool:
 
 
 def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[int]:
-    """Return query tiles of all heads, `count` of each, in the order of their numbers (parts/tile_scheduler.py).
+    """Return query tiles of all heads, `count` of each, in the order of their numbers (prefill/tile_scheduler.py).
 
     - First come heads whose tiles have numbers below `dealt`: a head's last tile beside its first.
     - The other heads are in sections: heads whose keys fit in L2 together, or SECTION_HEADS heads in Blackwell's causal

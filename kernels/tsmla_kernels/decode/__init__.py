@@ -1,1 +1,1 @@
-"""What the decode kernels of all architectures share beside parts: the kernel that combines partial results."""
+"""What the decode kernels of all architectures share: how work is divided, and how partial results are combined."""

@@ -1,7 +1,7 @@
 """Combine: the partial results of split units become rows of the output.
 
 Launched behind every attention kernel that may split units, as its dependent: it is there when the last attention CTA
-ends. A CTA reads one record (`parts/partials.py`) and takes some of its rows or of their columns, or leaves where there
+ends. A CTA reads one record (`partials.py`) and takes some of its rows or of their columns, or leaves where there
 is nothing to combine. With w_i = 2^(lse_i - max): out = output_scale sum w_i out_i / sum w_i, LSE = max + log2 sum w_i;
 where heads have sinks, these count as `parts/row_end.py` says. Where rows are lifted, w_i also takes that out of a
 lane's columns."""
@@ -19,9 +19,9 @@ from cutlass.cutlass_dsl import select_
 from ..limits import SHARED_BYTES_PER_SM
 from ..parts.alignment import aligned
 from ..parts.hopper.fragment import QUAD
-from ..parts.partials import Partials, Record, partial_slot, read_record, tail_slot_of
 from ..parts.precision import LIFTED_COLUMNS, PartialRows
 from ..parts.row_end import BASE_2, Ending, LogSums, count_sink, end_of_row, write_log_sum
+from .partials import Partials, Record, partial_slot, read_record, tail_slot_of
 from .plan import H200_SMS, WARPS, CombinePlan, Share
 
 FLOAT32 = PartialRows()

@@ -17,7 +17,7 @@ class Deal:
     fewer partial results or none. draw: tiles one CTA can stream in the time memory brings 16 to each CTA. Above 16,
     memory stays busy with some CTAs idle, so longer chunks cost nothing. sms: SMs that work on one row tile together.
     in_step: the shortest chunk with which groups walk the keys in step, where requests differ in row tiles
-    (`begin_in_step` in the kernels' `parts/decode_work.py`); 0: they never do. single: units are cut into single tiles,
+    (`begin_in_step` in the kernels' `decode/segments.py`); 0: they never do. single: units are cut into single tiles,
     shorter than `least`, where that makes no more segments than this (132: as many as the GPU has SMs): fewer tiles for
     each CTA are worth more than partial results cost."""
 

@@ -10,7 +10,7 @@ taking a fixed overhead and one position per KV tile. Fewer cuts leave fewer par
 one unit is a *segment*. (Dealing the KV tiles of all requests to a fixed number of CTAs, with a fixed cost per request:
 FlashMLA's tile scheduler.)
 
-The device deals, from lengths that only it knows (`parts/decode_line.py`, `parts/decode_work.py`); the host decides how
+The device deals, from lengths that only it knows (`decode/line.py`, `decode/segments.py`); the host decides how
 many CTAs there are. A *part* is what one CTA, or one pair of CTAs, gets; the device calls who gets it a worker.
 Standard library only."""
 
@@ -27,7 +27,7 @@ from .support import LATENT_DIM
 PARTIAL_ROW = LATENT_DIM + 1
 """float32 words that a row of a partial result takes at most: the output and its LSE."""
 RECORD_BYTES = 32
-"""Bytes of what attention tells the combine about a row tile; the layout is in the device's `parts/partials.py`."""
+"""Bytes of what attention tells the combine about a row tile; the layout is in the device's `decode/partials.py`."""
 MAX_GROUP = 8
 """Most CTAs (or pairs) that take row tiles of one request side by side."""
 CALLERS_Q_LEN = 8

@@ -9,10 +9,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
-from ...parts.decode_line import LaneWork, Work
-from ...parts.decode_work import Segment, Unit, for_each_unit
+from ...decode.line import LaneWork, Work
+from ...decode.partials import begin_records, record_unit
+from ...decode.segments import Segment, Unit, for_each_unit
 from ...parts.keys.source import KeySource
-from ...parts.partials import begin_records, record_unit
 from ...parts.pipeline import LEADER
 from .geometry import DecodeGeometry
 

@@ -14,28 +14,28 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.nvgpu.tcgen05 import CtaGroup
 from tsmla.identity.variant import DecodeVariant
 
+from ...decode.line import Terms, deal_work, in_lanes, on_the_line, terms_of
+from ...decode.partials import Partials
+from ...decode.segments import first_unit
 from ...limits import TILE_ALIGNMENT, TMEM_COLUMNS
 from ...parts.blackwell import tmem
-from ...parts.decode_line import Terms, deal_work, in_lanes, on_the_line, terms_of
-from ...parts.decode_work import first_unit
 from ...parts.keys import paged
 from ...parts.keys.listed import ListedKeys
 from ...parts.keys.scales import RowScales
 from ...parts.keys.source import BOX_KEYS, KeySource, key_source
 from ...parts.keys.visible import Visibility
-from ...parts.partials import Partials
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities
 from ...parts.query import Map, Query, query_of, query_rows
 from ...parts.row_end import Ending, log_sums_of
 from .assignment import Assignment, is_leader
-from .convert import convert_keys
 from .finish import RowResults
-from .gather import gather_keys, gather_values, tell_rows
 from .geometry import LARGE_KEYS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
-from .load import KeyMaps, Maps, load_keys, load_queries, load_values
+from .keys.convert import convert_keys
+from .keys.gather import gather_keys, gather_values, tell_rows
+from .keys.load import KeyMaps, Maps, load_keys, load_queries, load_values
+from .keys.scales import load_scales
 from .mma import Products, multiply
-from .scales import load_scales
 from .schedule import START_BARRIER, DecodeSchedule
 from .softmax import attend
 from .storage import Shared, layouts_of, shared_of

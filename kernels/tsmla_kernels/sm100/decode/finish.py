@@ -8,12 +8,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
+from ...decode.partials import Partials
+from ...decode.segments import Segment
 from ...parts.alignment import aligned
 from ...parts.blackwell import tmem
 from ...parts.blackwell.epilogue import store_row
 from ...parts.blackwell.row_softmax import scaled
-from ...parts.decode_work import Segment
-from ...parts.partials import Partials
 from ...parts.row_end import BASE_2, Ending, LogSums, RowEnd, count_sink, write_log_sum
 from .geometry import DecodeGeometry
 from .storage import Shared

@@ -12,11 +12,11 @@ from tsmla.identity.call import DECODE
 from tsmla.identity.variant import DecodeVariant
 
 from ...decode.combine import launch_combine
+from ...decode.partials import partials_of
 from ...entry import host_entry
 from ...parts.keys.listed import listed_keys
 from ...parts.keys.source import key_source, visibility_in
 from ...parts.logarithm import LOG2_E
-from ...parts.partials import partials_of
 from ...parts.row_end import ending_of, log_sums_of
 from .attention import AttentionKernel
 from .geometry import CTA_ROWS, DecodeGeometry

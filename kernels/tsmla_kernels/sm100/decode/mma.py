@@ -9,8 +9,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 
+from ...decode.segments import Segment
 from ...parts.blackwell import tmem, umma
-from ...parts.decode_work import Segment
 from ...parts.precision import Probabilities
 from .assignment import Assignment, Done, for_each_segment
 from .geometry import ATOM, CTA_ROWS, SWIZZLE, DecodeGeometry

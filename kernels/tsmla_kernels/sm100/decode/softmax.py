@@ -16,6 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
+from ...decode.segments import Segment
 from ...parts.alignment import aligned
 from ...parts.blackwell import tmem
 from ...parts.blackwell.row_softmax import (
@@ -30,7 +31,6 @@ from ...parts.blackwell.row_softmax import (
     scaled,
     sum_of,
 )
-from ...parts.decode_work import Segment
 from ...parts.division import quotient
 from ...parts.keys.scales import RowScales
 from ...parts.keys.visible import VisibleKeys, keys_of_row, seen_by_all
@@ -38,9 +38,9 @@ from ...parts.precision import Probabilities, numeric, packed_words
 from ...parts.row_end import BASE_2, end_of_row
 from .assignment import Assignment, for_each_segment, rank_of
 from .finish import HELD_COLUMNS, RowResults, finish, wait_output
-from .gather import there_of
 from .geometry import CTA_ROWS, ROW_THREADS, DecodeGeometry
-from .scales import anchor_of_segment, folded, row_factor, unfolded_sum
+from .keys.gather import there_of
+from .keys.scales import anchor_of_segment, folded, row_factor, unfolded_sum
 from .schedule import ROW_BARRIER
 from .storage import Shared
 

@@ -8,13 +8,13 @@ from cutlass import Float32, Int32, const_expr
 from tsmla.identity.variant import PrefillVariant
 
 from ...limits import WARPGROUP
-from ...parts import tma
 from ...parts.alignment import aligned
 from ...parts.blackwell import tmem
 from ...parts.blackwell.epilogue import store_row
 from ...parts.blackwell.row_softmax import scaled
 from ...parts.row_end import Earlier, with_earlier
-from ...parts.tile_scheduler import QueryTile
+from ...prefill import tma
+from ...prefill.tile_scheduler import QueryTile
 from .geometry import PrefillGeometry
 from .plan import place_of
 from .schedule import CORRECT_BARRIER, PrefillSchedule

@@ -19,15 +19,15 @@ from tsmla.identity.variant import PrefillVariant
 
 from ...entry import host_entry
 from ...limits import TILE_ALIGNMENT
-from ...parts import tma
 from ...parts.blackwell import tmem
 from ...parts.division import quotient
 from ...parts.pipeline import LEADER, Barriers
 from ...parts.precision import numeric
-from ...parts.prefill_call import Copied, PrefillResults, results_of
 from ...parts.query import Map
-from ...parts.tile_scheduler import Packs, packs_of, query_tile, tile_bound
-from ...parts.work_range import work_range
+from ...prefill import tma
+from ...prefill.call import Copied, PrefillResults, results_of
+from ...prefill.tile_scheduler import Packs, packs_of, query_tile, tile_bound
+from ...prefill.work_range import work_range
 from .correct import correct
 from .geometry import SECTION_HEADS, PrefillGeometry
 from .load import load

@@ -8,8 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...parts import tma
-from ...parts.work_range import WorkRange, tile_at
+from ...prefill import tma
+from ...prefill.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
 from .storage import Shared
 

@@ -29,9 +29,9 @@ from ...parts.blackwell.row_softmax import (
 )
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities, numeric, packed_words
-from ...parts.prefill_call import PrefillResults
 from ...parts.row_end import NATURAL, RowEnd, count_earlier, count_sink, end_of_row
-from ...parts.work_range import WorkRange, tile_at
+from ...prefill.call import PrefillResults
+from ...prefill.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
 from .plan import place_of
 from .schedule import PrefillSchedule

@@ -8,8 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from ...parts.tile_scheduler import QueryTile
-from ...parts.work_range import WorkRange, work_range
+from ...prefill.tile_scheduler import QueryTile
+from ...prefill.work_range import WorkRange, work_range
 from .geometry import PrefillGeometry
 
 

@@ -11,12 +11,12 @@ from tsmla.identity.plan import DEALS
 from tsmla.identity.variant import DecodeVariant
 
 from ...decode.combine import launch_combine
+from ...decode.line import Terms, on_the_line, terms_of
+from ...decode.partials import partials_of
 from ...entry import host_entry
-from ...parts.decode_line import Terms, on_the_line, terms_of
 from ...parts.keys.listed import ListedKeys, listed_keys
 from ...parts.keys.source import KeySource, key_source, visibility_in
 from ...parts.keys.visible import Visibility, varies
-from ...parts.partials import partials_of
 from ...parts.query import query_of, query_rows
 from ...parts.row_end import ending_of, log_sums_of
 from .forms import FEW_ROWS, ONE_CTA, PAIR_OF_CTAS, WARP_PRODUCTS, form_of_few_rows, forms_of

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ...parts.partials import Partials
+from ...decode.partials import Partials
 from ...parts.row_end import Ending, LogSums
 
 

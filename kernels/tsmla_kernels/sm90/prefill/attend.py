@@ -18,10 +18,10 @@ from ...parts.hopper.softmax import quad_sum, scale_rows
 from ...parts.logarithm import LOG2_E
 from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
-from ...parts.prefill_call import PrefillResults
 from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
 from ...parts.seqlen import Span
-from ...parts.work_range import WorkRange
+from ...prefill.call import PrefillResults
+from ...prefill.work_range import WorkRange
 from .key_mask import KeyMask, masked_rows
 from .policy import policy_of
 from .steps import Edges, PrefillState, RowStates, first_tile, start_values, step

@@ -19,12 +19,12 @@ from tsmla.identity.variant import PrefillVariant
 
 from ...entry import host_entry
 from ...limits import TILE_ALIGNMENT, WARPGROUP
-from ...parts import tma
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
-from ...parts.prefill_call import Copied, PrefillResults, results_of
 from ...parts.query import Map
-from ...parts.tile_scheduler import Packs, packs_of, query_tile, tile_bound
+from ...prefill import tma
+from ...prefill.call import Copied, PrefillResults, results_of
+from ...prefill.tile_scheduler import Packs, packs_of, query_tile, tile_bound
 from .attend import attend, attend_masked
 from .geometry import LONG_KEYS, TASK_WORDS, TASKS_AT, PrefillGeometry
 from .key_mask import KeyMask, key_mask_of

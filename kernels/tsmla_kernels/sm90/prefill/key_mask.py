@@ -18,7 +18,7 @@ from cutlass.cutlass_dsl import select_
 from ...parts import ptx
 from ...parts.hopper.fragment import QUAD
 from ...parts.seqlen import Span
-from ...parts.work_range import last_column_ahead
+from ...prefill.work_range import last_column_ahead
 from .geometry import MASK_BITS, PrefillGeometry, words_of
 
 READ_AT_ONCE = 8

@@ -6,11 +6,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from ...parts import tma
 from ...parts.division import quotient
-from ...parts.prefill_call import Copied
-from ...parts.tile_scheduler import QueryTile
-from ...parts.work_range import WorkRange, tile_at
+from ...prefill import tma
+from ...prefill.call import Copied
+from ...prefill.tile_scheduler import QueryTile
+from ...prefill.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
 from .key_mask import KeyMask, seen_and_whole
 from .storage import Shared

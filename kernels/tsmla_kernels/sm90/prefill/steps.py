@@ -15,7 +15,7 @@ from ...parts.hopper.mask import mask_scores
 from ...parts.hopper.softmax import exponentiate, scale_rows
 from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
-from ...parts.work_range import WorkRange, tile_at
+from ...prefill.work_range import WorkRange, tile_at
 from .key_mask import MaskedRows, hide, read_words
 from .policy import PrefillPolicy
 from .visits import is_partial, tile_of

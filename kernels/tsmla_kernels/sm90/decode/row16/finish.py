@@ -6,12 +6,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
+from ....decode.partials import Partials
 from ....limits import VECTOR_BYTES, WARPGROUP
 from ....parts.alignment import shared_vector
 from ....parts.hopper.epilogue import store_vector
 from ....parts.hopper.fragment import QUAD
 from ....parts.hopper.softmax import quad_max, quad_sum
-from ....parts.partials import Partials
 from ....parts.precision import fits_float16, largest_finite, lift_of
 from ....parts.row_end import BASE_2, RowEnd, count_sink, end_of_row, write_log_sum
 from ..results import Results, output_of

@@ -14,8 +14,8 @@ from cutlass import Float32, const_expr
 from cutlass.cute.nvgpu import cpasync
 from tsmla.identity.arch import Deal
 
+from ....decode.line import Terms
 from ....limits import TILE_ALIGNMENT, WARPGROUP
-from ....parts.decode_line import Terms
 from ....parts.hopper.storage import BARRIER_BYTES
 from ....parts.keys.listed import ListedKeys
 from ....parts.keys.scales import RowScales

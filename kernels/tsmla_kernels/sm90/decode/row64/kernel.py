@@ -1,6 +1,6 @@
 """The Hopper decode of up to 64 query rows a CTA: the kernel.
 
-Each worker of the plan is one CTA, which walks its segments (`parts/decode_work.py`): 64 query rows against a range of
+Each worker of the plan is one CTA, which walks its segments (`decode/segments.py`): 64 query rows against a range of
 KV tiles. Two warpgroups attend, two warps load by TMA, one deals, one wipes what lies beyond the visible keys; what
 else rows of a format need, helping warpgroups do (`keys/`)."""
 
@@ -15,8 +15,8 @@ from cutlass import Float32, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from tsmla.identity.arch import Deal
 
+from ....decode.line import Terms
 from ....limits import TILE_ALIGNMENT, WARPGROUP
-from ....parts.decode_line import Terms
 from ....parts.keys.visible import Visibility
 from ....parts.pipeline import Barriers
 from ....parts.precision import Probabilities, numeric

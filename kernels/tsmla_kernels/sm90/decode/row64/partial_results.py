@@ -7,10 +7,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
+from ....decode.partials import Partials
 from ....parts.hopper.epilogue import store_vector
 from ....parts.hopper.fragment import QUAD, rows_columns
 from ....parts.hopper.softmax import quad_max, scale_rows
-from ....parts.partials import Partials
 from ....parts.precision import fits_float16, largest_finite, lift_of
 from ....parts.ptx import store_if
 from ..work.task import Task, is_rehearsal

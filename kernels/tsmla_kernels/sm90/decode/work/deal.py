@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 from tsmla.identity.arch import Deal
 
-from ....parts.decode_line import (
+from ....decode.line import (
     LaneWork,
     Line,
     Terms,
@@ -21,9 +21,9 @@ from ....parts.decode_line import (
     of_packs,
     work_of,
 )
-from ....parts.decode_work import Segment, Unit, begin, for_each_unit, is_read_again
+from ....decode.partials import Partials, begin_records, record_unit
+from ....decode.segments import Segment, Unit, begin, for_each_unit, is_read_again
 from ....parts.keys.visible import Visibility
-from ....parts.partials import Partials, begin_records, record_unit
 from .task import Dealt, Task, rehearsal, tell
 
 

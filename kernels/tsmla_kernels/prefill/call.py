@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import cutlass.cute as cute
 
-from .query import Map
-from .row_end import Earlier, Ending, ending_of
+from ..parts.query import Map
+from ..parts.row_end import Earlier, Ending, ending_of
 
 
 class Copied(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a worker of a decode does: the segments that the line of work deals to it (`decode_line.py`).
+"""What a worker of a decode does: the segments that the line of work deals to it (`line.py`).
 
 Every warp asks on its own, all its lanes together; nothing is shared and nothing is written.
 
@@ -18,7 +18,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 from tsmla.identity.arch import Deal
 
-from .decode_line import (
+from ..parts.division import quotient, remainder
+from ..parts.keys.visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
+from ..parts.seqlen import Span
+from .line import (
     LANE_REQUESTS,
     WARP_REQUESTS,
     LaneWork,
@@ -31,9 +34,6 @@ from .decode_line import (
     rounds_of,
     tiles_with,
 )
-from .division import quotient, remainder
-from .keys.visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
-from .seqlen import Span
 
 FIRST_UNIT_AT = 16
 """Lane of a `LaneWork` that keeps the first number of a worker's first unit, where it goes in step."""

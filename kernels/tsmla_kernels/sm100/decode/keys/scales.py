@@ -11,14 +11,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from ...parts.alignment import aligned
-from ...parts.decode_work import Segment
-from ...parts.keys.scales import RowScales, anchor_of, deciding_key, fold, inverse_of, key_scale, query_scale
-from ...parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
-from ...parts.keys.visible import seen_by_any, viewers_of
-from .assignment import Assignment, Done, for_each_segment
-from .geometry import DecodeGeometry
-from .storage import Shared
+from ....decode.segments import Segment
+from ....parts.alignment import aligned
+from ....parts.keys.scales import RowScales, anchor_of, deciding_key, fold, inverse_of, key_scale, query_scale
+from ....parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
+from ....parts.keys.visible import seen_by_any, viewers_of
+from ..assignment import Assignment, Done, for_each_segment
+from ..geometry import DecodeGeometry
+from ..storage import Shared
 
 AHEAD = 2
 """Tiles whose scales are on their way to registers, besides those in shared memory."""

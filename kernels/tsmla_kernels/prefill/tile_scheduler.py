@@ -14,8 +14,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 
-from .division import quotient
-from .seqlen import Span, apart, span_of
+from ..parts.division import quotient
+from ..parts.seqlen import Span, apart, span_of
 from .tile_bounds import ALIKE, L2_SECTION_BYTES, SIDE_BY_SIDE
 
 NEIGHBOURS = 2

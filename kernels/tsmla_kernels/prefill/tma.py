@@ -16,7 +16,7 @@ from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 from tsmla.identity.support import NOPE_DIMS
 
-from .seqlen import Span
+from ..parts.seqlen import Span
 
 ENDS = (1 << 31) - 1
 

@@ -12,15 +12,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
-from ...parts.decode_work import Segment
-from ...parts.division import Divisor
-from ...parts.keys import paged
-from ...parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
-from ...parts.keys.visible import Viewers, seen_bits, surely_seen, viewers_of
-from ...parts.query import NO_LINES, Map, Query, copy_rows, copy_tile
-from .assignment import Assignment, Done, for_each_segment, is_leader, rank_of
-from .geometry import ATOM, CTA_ROWS, LARGE_KEYS, SWIZZLE, DecodeGeometry
-from .storage import Shared, layouts_of
+from ....decode.segments import Segment
+from ....parts.division import Divisor
+from ....parts.keys import paged
+from ....parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
+from ....parts.keys.visible import Viewers, seen_bits, surely_seen, viewers_of
+from ....parts.query import NO_LINES, Map, Query, copy_rows, copy_tile
+from ..assignment import Assignment, Done, for_each_segment, is_leader, rank_of
+from ..geometry import ATOM, CTA_ROWS, LARGE_KEYS, SWIZZLE, DecodeGeometry
+from ..storage import Shared, layouts_of
 
 ALL_KEYS = (1 << BOX_KEYS) - 1
 """The bits of a box whose keys are all seen."""

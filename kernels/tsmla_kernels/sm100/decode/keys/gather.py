@@ -11,12 +11,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from ...parts.decode_work import Segment
-from ...parts.keys.listed import Lines, entries_of, entry_of, gather, place_of, slot_of, tell_there
-from ...parts.keys.visible import viewers_of
-from .assignment import Assignment, Done, for_each_segment, rank_of
-from .geometry import SWIZZLE, DecodeGeometry
-from .storage import Shared
+from ....decode.segments import Segment
+from ....parts.keys.listed import Lines, entries_of, entry_of, gather, place_of, slot_of, tell_there
+from ....parts.keys.visible import viewers_of
+from ..assignment import Assignment, Done, for_each_segment, rank_of
+from ..geometry import SWIZZLE, DecodeGeometry
+from ..storage import Shared
 
 
 def gather_keys(
@@ -28,6 +28,7 @@ def gather_keys(
 ):
     """Gather the K tiles of each segment, as warp number `warp` of `warps`: in a pair, this CTA's half of a tile's
     keys; solo, all of them. Entries of the table are read a tile ahead."""
+    assert geometry.k_cuts == geometry.k_slots_per_tile, geometry
     share = geometry.k_keys // warps
     own, source = warp * share, assignment.source
     first = rank_of(geometry) * geometry.k_keys + own + cute.arch.lane_idx()

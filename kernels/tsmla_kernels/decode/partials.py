@@ -23,11 +23,11 @@ from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from tsmla.identity.arch import Deal
 from tsmla.identity.plan import RECORD_BYTES, row_tiling
 
-from .alignment import aligned
-from .decode_line import Work, group_of, mixes
-from .decode_work import Segment, Unit, head_slot, split_of, tail_slot
-from .keys.visible import Visibility
-from .precision import PartialRows
+from ..parts.alignment import aligned
+from ..parts.keys.visible import Visibility
+from ..parts.precision import PartialRows
+from .line import Work, group_of, mixes
+from .segments import Segment, Unit, head_slot, split_of, tail_slot
 
 
 class Partials(NamedTuple):

@@ -2,7 +2,7 @@
 
 `tsmla/identity/plan.py` has the idea and the words (group, round, unit, chunk). A *worker* is one CTA, or one pair of
 CTAs, that the plan launches: the kernel argument `parts` counts them. What a worker finds on its stretch of the line:
-`decode_work.py`. `tsmla_emulator.dealt` runs both files in Python's integers."""
+`segments.py`. `tsmla_emulator.dealt` runs both files in Python's integers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cutlass import Boolean, Int32, Int64, const_expr
 from tsmla.identity.arch import Deal
 from tsmla.identity.plan import MAX_GROUP, row_tiling
 
-from .division import Divisor, divisor_of, quotient, quotient_up
-from .keys.visible import MOST, Visibility, VisibleKeys, keys_of_tokens, tokens_of_two, varies
+from ..parts.division import Divisor, divisor_of, quotient, quotient_up
+from ..parts.keys.visible import MOST, Visibility, VisibleKeys, keys_of_tokens, tokens_of_two, varies
 
 LANE_REQUESTS = 2
 """Requests that a lane looks at together, so that their loads are in flight together."""

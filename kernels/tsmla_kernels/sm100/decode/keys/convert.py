@@ -21,26 +21,17 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Vector, const_expr
 from tsmla.identity.row_format import SCALE_BYTES
 
-from ...limits import VECTOR_BYTES
-from ...parts.alignment import aligned
-from ...parts.decode_work import Segment
-from ...parts.keys.listed import ListedKeys, entry_of, place_of, slot_of
-from ...parts.keys.paged import GROUP
-from ...parts.keys.source import (
-    BOX_KEYS,
-    LANE_BOXES,
-    Lookup,
-    Wanted,
-    exists,
-    look_further,
-    look_up,
-    wanted_of,
-)
-from ...parts.keys.visible import Viewers, VisibleKeys, seen_bits, seen_by_both, viewers_of
-from ...parts.ptx import load_if
-from .assignment import Assignment, Done, for_each_segment, rank_of
-from .geometry import ATOM, CONVERT_WARPS, SWIZZLE, DecodeGeometry
-from .storage import Shared
+from ....decode.segments import Segment
+from ....limits import VECTOR_BYTES
+from ....parts.alignment import aligned
+from ....parts.keys.listed import ListedKeys, entry_of, place_of, slot_of
+from ....parts.keys.paged import GROUP
+from ....parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, exists, look_further, look_up, wanted_of
+from ....parts.keys.visible import Viewers, VisibleKeys, seen_bits, seen_by_both, viewers_of
+from ....parts.ptx import load_if
+from ..assignment import Assignment, Done, for_each_segment, rank_of
+from ..geometry import ATOM, CONVERT_WARPS, SWIZZLE, DecodeGeometry
+from ..storage import Shared
 
 AHEAD = 2
 """Slots that are on their way to registers."""
