@@ -27,7 +27,7 @@ class Shared(NamedTuple):
     softmax writes a factor after it has received scores, which the MMA warp computes only after the correction has
     arrived for the factor before. Where it computes them sooner, there are two or four places, used in turn. For the
     last factor, after which there are no scores, the softmax waits for that arrival itself, or for what comes behind
-    it, or needs not to, because four places are one more than what else would be enough.
+    it; with four places it waits for nothing, because the correction has left the place when the last scores come.
 
     output_full: the last values of a query tile are in its output; where scores are computed ahead of values, those of
     each event.
