@@ -461,8 +461,8 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool
     )
     out, lse = result if variant.lse else (result, None)
     parts = [
-        _attention(own_q, own_k, own_v, scale, causal, bits=own if variant.masked else None)
-        for own_q, own_k, own_v, own in zip(
+        _attention(q_rows, k_rows, v_rows, scale, causal, bits=own if variant.masked else None)
+        for q_rows, k_rows, v_rows, own in zip(
             q.split(lengths_q),
             k[:keys].split(lengths_kv),
             v[:keys].split(lengths_kv),
