@@ -85,6 +85,15 @@ def test_all_bits_give_the_bits_of_a_call_without_a_mask(gpu, dtype, dims, causa
 
 
 @OF_EACH
+def test_tiles_of_which_one_bit_is_missing(gpu, dtype, dims):
+    """All other words of such a tile are whole. LSEs of equal scores tell one key more or less."""
+    problem = masked([130], [384], (1, 1), dims, dtype, 1.1)
+    problem.query.zero_()
+    problem.seen[torch.tensor([0, 63, 64, 129]), torch.tensor([0, 131, 300, 383])] = False
+    checked(problem, False)
+
+
+@OF_EACH
 def test_single_keys_at_every_bound(gpu, dtype, dims):
     """Each query sees one key: its output is that key's value, and nothing else."""
     keys = sorted({n + d for n in (1, 32, 64, 80, 96, 128, 160, 192, 240, 256, 288, 320) for d in (-1, 0)} | {16, 48})
