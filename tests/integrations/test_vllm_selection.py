@@ -257,31 +257,6 @@ def test_a_wrong_threshold_names_its_variable(monkeypatch, text):
         options.decode_threshold()
 
 
-def newer(backend, class_path, extra=None, *, must): ...
-
-
-class Older:
-    backend: str
-
-
-def test_a_broken_contract_is_told_clause_by_clause():
-    clauses = (
-        contract.Function(f"{__name__}:newer", "backend path"),
-        contract.Function(f"{__name__}:newer", "backend class_path", exactly=True, also="must"),
-        contract.Names(f"{__name__}:Older", "backend mla_prefill_backend"),
-        contract.Names(f"{__name__}:gone", "x"),
-        contract.Names(f"{__name__}.gone", "x"),
-    )
-    import sys
-
-    sys.modules.setdefault(__name__, sys.modules[newer.__module__])
-    told = contract.broken(clauses)
-    assert told[0] == f"{__name__}:newer takes no path"
-    assert told[1] == f"{__name__}:newer takes extra, which the plug-in does not know"
-    assert told[2] == f"{__name__}:Older has no mla_prefill_backend"
-    assert "gone is not there" in told[3] and "gone is not there" in told[4] and len(told) == 5
-
-
 def test_the_command_says_whether_vllm_is_there(monkeypatch, capsys):
     monkeypatch.setattr(contract, "version", lambda: None)
     assert command.main() == 2 and "not installed" in capsys.readouterr().out

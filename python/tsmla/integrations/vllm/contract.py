@@ -1,15 +1,9 @@
-"""Whether the vLLM that is installed is the one that the plug-in was written for: names, and parameters of functions.
-
-vLLM promises nothing to plug-ins. `broken` looks at what this one overrides and calls, and at how it is called.
-"""
+"""Whether the vLLM that is installed is the one that the plug-in was written for: its names and its functions."""
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import inspect
-from collections.abc import Iterator
-from typing import Any
+from tsmla.integrations.shared import contract as shared
+from tsmla.integrations.shared.contract import Function, Names
 
 KNOWN = ("0.26.0", "0.33.0")
 """Versions of vLLM whose code was read, and with which the contract tests have passed."""
@@ -18,31 +12,6 @@ _BACKEND = "vllm.v1.attention.backend"
 _SPARSE = "vllm.model_executor.layers.attention.sparse_mla_attention"
 _ROWS = "vllm.v1.attention.backends.mla.sparse_utils"
 _PREFILL = "vllm.v1.attention.backends.mla.prefill"
-
-
-@dataclasses.dataclass(frozen=True)
-class Function:
-    """Parameters that the plug-in counts on, separated by spaces.
-
-    exactly: vLLM calls the plug-in's, which would not know another parameter. Otherwise the plug-in calls vLLM's, whose
-    other parameters have defaults. also: parameters of some versions, which the plug-in knows too. beside: what a vLLM
-    has if it has the function; the clause does not concern others.
-    """
-
-    path: str
-    parameters: str
-    exactly: bool = False
-    also: str = ""
-    beside: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Names:
-    """What a module, class or dataclass must have, separated by spaces."""
-
-    path: str
-    names: str
-
 
 _CONVERTS = f"{_SPARSE}:SparseMLACommonMetadata"
 """What a vLLM has that turns positions of chosen keys into rows of the cache itself."""
@@ -162,55 +131,9 @@ CONTRACT: tuple[Function | Names, ...] = (
 
 def version() -> str | None:
     """Return the version of the vLLM that is installed; None without one."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("vllm")
-    except PackageNotFoundError:
-        return None
+    return shared.version_of("vllm")
 
 
-def broken(contract: tuple[Function | Names, ...] = CONTRACT) -> list[str]:
+def broken() -> list[str]:
     """Return a sentence for each part of the contract that does not hold. None: the plug-in and vLLM go together."""
-    return [sentence for clause in contract for sentence in _complaints(clause)]
-
-
-def _complaints(clause: Function | Names) -> Iterator[str]:
-    try:
-        if isinstance(clause, Function) and clause.beside and not _is_there(clause.beside):
-            return
-        found = _found(clause.path)
-    except (ImportError, AttributeError) as error:
-        yield f"{clause.path} is not there: {error}"
-        return
-    if isinstance(clause, Names):
-        fields = getattr(found, "__dataclass_fields__", {})
-        annotations = getattr(found, "__annotations__", {})
-        missing = [n for n in clause.names.split() if not (hasattr(found, n) or n in fields or n in annotations)]
-        if missing:
-            yield f"{clause.path} has no {', '.join(missing)}"
-        return
-    parameters = dict(inspect.signature(found).parameters)
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    if missing := [name for name in clause.parameters.split() if name not in parameters and not takes_any]:
-        yield f"{clause.path} takes no {', '.join(missing)}"
-    if clause.exactly:
-        unknown = set(parameters) - {*clause.parameters.split(), *clause.also.split()}
-        if unknown:
-            yield f"{clause.path} takes {', '.join(sorted(unknown))}, which the plug-in does not know"
-
-
-def _is_there(path: str) -> bool:
-    try:
-        _found(path)
-    except AttributeError:
-        return False
-    return True
-
-
-def _found(path: str) -> Any:
-    module, _, names = path.partition(":")
-    found = importlib.import_module(module)
-    for name in filter(None, names.split(".")):
-        found = getattr(found, name)
-    return found
+    return shared.broken(CONTRACT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from tsmla.identity.support import DECODE_OUT_DTYPES, why_unsupported
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.integrations.shared.gpus import arch_of, why_no_gpu
 from tsmla.integrations.shared.heads import name_of
+from tsmla.integrations.shared.rows import SHAPES, listed, plain_row, shapes_in_words
 from tsmla.operators.checks import TORCH_DTYPES
 
 DTYPES = [torch.float16, torch.bfloat16]
@@ -24,15 +25,6 @@ ROWS_CACHES = ("fp8_ds_mla",)
 CACHES = ["auto", *OWN_CACHES, *FP8_CACHES, *ROWS_CACHES]
 PAGES = [16, 32, 64, 128]
 PREFERRED_PAGE = 64
-
-
-def _plain(row: RowFormat) -> bool:
-    """Whether a row is of one dtype, without scales, so that vLLM's names of dtypes do for it."""
-    return row.scales is None and len({piece.dtype for piece in row.pieces}) == 1
-
-
-SHAPES = {row.columns: row for row in ROWS.values() if _plain(row)}
-"""Elements of a cache row, latent and rope -> a row that has so many."""
 
 
 def why_not_decoded(
@@ -54,18 +46,18 @@ def why_not_decoded(
         if reason := why_no_gpu(capability):
             yield reason
         if head_size not in SHAPES:
-            yield f"tsmla decodes cache rows of {_listed(map(_shape, SHAPES.values()))}, not of {head_size}"
+            yield f"tsmla decodes cache rows of {shapes_in_words()}, not of {head_size}"
         if dtype not in DTYPES:
             yield f"tsmla serves models in {' and '.join(map(name_of, DTYPES))}, not in {name_of(dtype)}"
         arch = arch_of(capability)
         if cache in ROWS_CACHES and arch is not None and cache not in arch.facts.decode_rows:
-            others = _listed(name for name in CACHES if name not in ROWS_CACHES)
+            others = listed(name for name in CACHES if name not in ROWS_CACHES)
             yield (
                 f"tsmla writes and reads {cache} rows (mla_write_cache, mla_read_cache) but has no decode of them for "
                 f"{arch} yet; it decodes caches of {others}"
             )
         elif cache is not None and cache not in CACHES:
-            yield f"tsmla reads caches of {_listed(CACHES)}, not of {cache}"
+            yield f"tsmla reads caches of {listed(CACHES)}, not of {cache}"
         elif cache in (*FP8_CACHES, *ROWS_CACHES) and dtype is not torch.bfloat16:
             model = name_of(dtype)
             yield f"tsmla decodes an {cache} cache into bfloat16 (--dtype bfloat16), and the model is in {model}"
@@ -75,7 +67,7 @@ def why_not_decoded(
         elif arch is not None and head_size in SHAPES and dtype in DTYPES:
             yield from _no_kernel(arch, head_size, dtype, cache or "auto", sparse)
         if block_size is not None and block_size % PAGES[0]:
-            yield f"tsmla reads pages of {_listed(PAGES)} keys, of which {block_size} is no multiple"
+            yield f"tsmla reads pages of {listed(PAGES)} keys, of which {block_size} is no multiple"
         if wanted := [feature for feature, wants in unserved.items() if wants]:
             what = "MLA whose layers choose their keys" if sparse else "dense causal and non-causal MLA"
             yield f"tsmla's vLLM plug-in serves {what}, without {' or '.join(wanted)}"
@@ -99,14 +91,8 @@ def decode_dtypes(dtype: torch.dtype, cache: str, head_size: int) -> tuple[Dtype
     dtype: the model's. cache: its name in vLLM. head_size: elements of a row.
     """
     query = Dtype.E4M3 if cache in FP8_CACHES else TORCH_DTYPES[dtype]
-    rows = [ROWS[cache]] if cache in ROWS_CACHES else [r for r in ROWS.values() if _plain(r) and r.dtype is query]
-    row = next((row for row in rows if row.columns == head_size), None)
+    if cache in ROWS_CACHES:
+        row = ROWS[cache] if ROWS[cache].columns == head_size else None
+    else:
+        row = plain_row(query, head_size)
     return None if row is None else (query, DECODE_OUT_DTYPES[query], row)
-
-
-def _shape(row: RowFormat) -> str:
-    return f"{row.columns} ({' and '.join(f'{piece.columns} {piece.name}' for piece in row.pieces)})"
-
-
-def _listed(values: Iterable[Any]) -> str:
-    return ", ".join(map(str, values))
