@@ -50,8 +50,9 @@ def decode(variant: Variant, given: SimpleNamespace) -> None:
     for b, length in enumerate(given.seq_lens.tolist()):
         table, page_size = given.block_tables[b].long(), given.kv_cache.shape[1]
         if variant.gathers:
-            assert given.entry_keys == 1
-            slots = table[: max(length, 0)]
+            entry, length = given.entry_keys, max(length, 0)
+            assert entry in (1, page_size)
+            slots = (table[: -(-length // entry), None] * entry + torch.arange(entry)).flatten()[:length]
             slots = slots[(slots >= 0) & (slots < len(given.kv_cache) * page_size)]
             found, length = given.kv_cache[slots // page_size, slots % page_size], len(slots)
         else:

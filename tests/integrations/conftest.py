@@ -1,4 +1,5 @@
-"""Engines' plug-ins without a GPU and, where the engine is not installed, without the engine (`stub_vllm`)."""
+"""Engines' plug-ins without a GPU and, where an engine is not installed, without the engine (`stub_vllm`,
+`stub_sglang`)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import stub_sglang
 import stub_vllm
 import torch
 from launches import processors
@@ -18,6 +20,8 @@ from tsmla.operators import checks
 
 if not stub_vllm.REAL_VLLM:
     stub_vllm.install()
+if not stub_sglang.REAL_SGLANG:
+    stub_sglang.install()
 
 
 @pytest.fixture
@@ -183,3 +187,32 @@ def vllm_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mha, "merge_attn_states", merge)
     monkeypatch.setattr(mha.ops, "gather_and_maybe_dequant_cache", gather)
     monkeypatch.setattr(prefill.ops, "scaled_fp8_quant", quantised)
+
+
+@pytest.fixture
+def sglang(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """What SGLang says while a backend is made on an H200: one rank, no speculation. `loaded` has the kernels that were
+    loaded."""
+    from tsmla.integrations.sglang import backend, ready
+    from tsmla.integrations.shared import ready as shared_ready
+
+    said = types.SimpleNamespace(
+        parallel=types.SimpleNamespace(dcp_enabled=False, dcp_size=1, dcp_rank=0, attn_tp_size=1),
+        spec=types.SimpleNamespace(
+            speculative_algorithm=None, speculative_eagle_topk=None, speculative_num_draft_tokens=None
+        ),
+        capability=ready.Capability(9, 0),
+        loaded=[],
+    )
+
+    def workspace(heads: int, device: torch.device) -> torch.Tensor:
+        size = ready.workspace_bytes(heads, ready.MOST_ROWS, torch.device("cuda"))
+        return torch.zeros(size, dtype=torch.int8)
+
+    monkeypatch.setattr(backend, "get_parallel", lambda: said.parallel)
+    monkeypatch.setattr(backend, "get_spec", lambda: said.spec)
+    monkeypatch.setattr(ready, "capability", lambda: said.capability)
+    monkeypatch.setattr(ready, "workspace", workspace)
+    monkeypatch.setattr(shared_ready, "warmup", said.loaded.extend)
+    monkeypatch.setattr(shared_ready, "_loaded", set())
+    return said

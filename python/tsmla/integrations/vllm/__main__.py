@@ -5,10 +5,11 @@ Exit status: 0 when it fits, 1 when it does not, 2 without vLLM.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import sys
+
+from tsmla.integrations.shared import entry_points
 
 from . import CUSTOM, contract, options, register, selected_names
 
@@ -22,7 +23,7 @@ def main() -> int:
         return 2
     read = "one of the versions" if version in contract.KNOWN else "not one of those"
     print(f"vLLM {version} ({read} that the plug-in was tested with: {', '.join(contract.KNOWN)})")
-    print(f"entry point: {_entry_point()}")
+    print(f"entry point: {entry_points.found(_GROUP, 'VLLM_PLUGINS')}")
     complaints = contract.broken()
     for complaint in complaints:
         print(f"  does not fit: {complaint}")
@@ -43,17 +44,6 @@ def main() -> int:
         value = os.environ.get(setting.name) or f"unset: {setting.default}"
         print(f"  {setting.name} ({setting.accepted}; {value}): {setting.meaning}")
     return 0
-
-
-def _entry_point() -> str:
-    """How vLLM will find the plug-in, or why it will not."""
-    found = [point.value for point in importlib.metadata.entry_points(group=_GROUP) if point.name == "tsmla"]
-    if not found:
-        return "missing: tsmla is not installed in this environment (pip install tsmla)"
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is not None and "tsmla" not in allowed.split(","):
-        return f"{found[0]}, which VLLM_PLUGINS={allowed} leaves out; add tsmla to it"
-    return found[0]
 
 
 if __name__ == "__main__":

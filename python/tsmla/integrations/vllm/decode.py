@@ -9,6 +9,7 @@ import torch
 from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl
 
 from tsmla.identity.support import DECODE_OUT_DTYPES, LATENT_DIM
+from tsmla.integrations.shared.queries import in_requests
 from tsmla.operators.checks import TORCH_DTYPE_OF, TORCH_DTYPES
 from tsmla.operators.decode import tsmla_decode
 
@@ -89,12 +90,3 @@ def without_keys(q: torch.Tensor, wants_lse: bool) -> tuple[torch.Tensor, torch.
     dtype = TORCH_DTYPE_OF[DECODE_OUT_DTYPES[TORCH_DTYPES[q.dtype]]]
     lse = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32) if wants_lse else None
     return q.new_zeros(*q.shape[:2], LATENT_DIM, dtype=dtype), lse
-
-
-def in_requests(
-    q: torch.Tensor | tuple[torch.Tensor, torch.Tensor], q_len: int
-) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """View [tokens, heads, 576], or its parts, as [requests, q_len, heads, 576]."""
-    if isinstance(q, tuple):
-        return tuple(part.unflatten(0, (-1, q_len)) for part in q)
-    return q.unflatten(0, (-1, q_len))
