@@ -79,7 +79,7 @@ class Server:
                 qk_rope_head_dim=self.columns - 512,
                 v_head_dim=128,
                 context_len=CONTEXT,
-                hf_config=types.SimpleNamespace(),
+                hf_text_config=types.SimpleNamespace(),
             ),
             "dtype": BF16,
             "kv_cache_dtype": self.dtype,

@@ -37,6 +37,7 @@ each other."""
 TENSOR_MODULES = {
     "integrations.shared.heads",
     "integrations.shared.padding",
+    "integrations.shared.queries",
     "integrations.shared.ready",
     "integrations.transformers",
     "tools.selftest.child",
@@ -62,7 +63,7 @@ PLUG_INS = {
         "sparse_backend",
         "sparse_builder",
     )
-}
+} | {f"integrations.sglang.{name}" for name in ("backend", "extend", "metadata", "models", "ready", "served")}
 """Modules that engines import, and which import engines."""
 
 

@@ -132,7 +132,7 @@ def test_gpus_that_are_refused():
 @pytest.mark.parametrize("name", ["index_topk", "llama_4_scaling"])
 def test_the_models_config_is_looked_at(sglang, kernels, name):
     runner = Server([3]).runner()
-    setattr(runner.model_config.hf_config, name, {})
+    setattr(runner.model_config.hf_text_config, name, {})
     with pytest.raises(NotImplementedError, match="dense causal MLA, without"):
         TsmlaBackend(runner)
     runner = Server([3]).runner(use_mla_backend=False)

@@ -16,8 +16,6 @@ from tsmla.operators.decode import SMALL_PAGE_SIZES, tsmla_decode
 from . import NAME, PAGE, extend, logger, ready, served
 from .metadata import GraphMemory, Layout, Requests, described, starts_of
 
-_LARGEST_E4M3 = torch.finfo(served.FP8).max
-
 
 class Extend:
     """A batch with new tokens. Layers that expand keys need `starts` only, the others the whole of it.
@@ -232,10 +230,8 @@ class TsmlaBackend(AttentionBackend):
         return self._rounded(latent), self._rounded(q_rope.view(-1, layer.tp_q_head_num, self._model.dims[1]))
 
     def _rounded(self, part: torch.Tensor) -> torch.Tensor:
-        """Return a query's part in the cache's dtype; one beyond e4m3's range as the nearest that there is."""
-        if self._model.cache is not served.FP8 or part.dtype is served.FP8:
-            return part
-        return part.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(served.FP8)
+        """Return a query's part in the cache's dtype. torch's casts to e4m3 saturate."""
+        return part.to(served.FP8) if self._model.cache is served.FP8 else part
 
     def _decoded(
         self, query: Query, layer: Any, requests: Requests
@@ -268,7 +264,7 @@ class TsmlaBackend(AttentionBackend):
 def described_model(model_runner: Any, config: Any, parallel: Any, spec: Any) -> served.Model:
     """Return what decides whether a runner's model is served."""
     algorithm = spec.speculative_algorithm
-    hf = config.hf_config
+    text = config.hf_text_config
     if not model_runner.use_mla_backend:
         return served.Model(False, 0, (0, 0, 0), model_runner.dtype, model_runner.kv_cache_dtype, 1, False)
     return served.Model(
@@ -283,7 +279,7 @@ def described_model(model_runner: Any, config: Any, parallel: Any, spec: Any) ->
         algorithm=algorithm,
         candidates=spec.speculative_eagle_topk or 1,
         odd={
-            "keys that layers choose (sparse attention)": getattr(hf, "index_topk", None) is not None,
-            "queries scaled by their positions (llama_4_scaling)": getattr(hf, "llama_4_scaling", None) is not None,
+            "keys that layers choose (sparse attention)": getattr(text, "index_topk", None) is not None,
+            "queries scaled by their positions (llama_4_scaling)": getattr(text, "llama_4_scaling", None) is not None,
         },
     )
