@@ -7,6 +7,7 @@ docs/start/sglang.md says how.
 from __future__ import annotations
 
 import inspect
+import json
 import types
 
 import pytest
@@ -19,6 +20,8 @@ from tsmla.integrations.sglang.metadata import Layout
 if contract.version() is None:
     pytest.skip("SGLang is not installed", allow_module_level=True)
 
+from sglang.srt import server_args  # noqa: E402
+from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view  # noqa: E402
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS  # noqa: E402
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend  # noqa: E402
 from sglang.srt.layers.attention.verify_mask import VerifyMask  # noqa: E402
@@ -46,13 +49,21 @@ def test_overrides_take_what_they_are_given():
             assert list(given) == list(inspect.signature(mine).parameters)[: len(given)], name
 
 
-def test_users_may_name_the_backend():
-    from sglang.srt.arg_groups.fields.exec_ import ATTENTION_BACKEND_CHOICES
-    from sglang.srt.server_args import CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS
-
+def test_users_may_name_the_backend(tmp_path):
     plugin.register()
-    assert "tsmla" in ATTENTION_BACKEND_CHOICES and "tsmla" in CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS
     assert ATTENTION_BACKENDS["tsmla"] is plugin.make
+    assert "tsmla" in server_args.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
+        "num_hidden_layers": 2, "hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "kv_lora_rank": 512, "q_lora_rank": 256, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "intermediate_size": 512, "moe_intermediate_size": 128, "n_routed_experts": 8, "n_shared_experts": 1,
+        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "vocab_size": 1000, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = f"--model-path {tmp_path} --attention-backend tsmla --page-size {plugin.PAGE} --device cuda"
+    view = resolved_view(server_args.prepare_server_args([*flags.split(), "--skip-tokenizer-init"]))
+    assert attention_backends_of(view) == ("tsmla", "tsmla") and view.page_size == plugin.PAGE
 
 
 def test_sglang_takes_the_lse_to_have_base_2():

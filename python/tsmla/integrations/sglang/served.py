@@ -106,14 +106,10 @@ def _no_kernel(model: Model, arch: Arch | None) -> Iterator[str]:
     dtypes = model.decode_dtypes
     if dtypes is None:
         yield f"tsmla has no {name_of(model.cache)} cache with rows of {model.columns} elements"
-    elif arch is not None and (reason := why_unsupported(variant(model, arch, *dtypes))):
-        yield f"tsmla's {reason}"
-
-
-def variant(model: Model, arch: Arch, query: Dtype, out: Dtype, row: RowFormat) -> DecodeVariant:
-    """Return the decode kernel that a model needs: the one that reads keys one by one where pages are small."""
-    gathers = model.page in SMALL_PAGE_SIZES
-    return DecodeVariant(arch, query, out, gathers or model.world > 1, row, gathers)
+    elif arch is not None:
+        query, out, row = dtypes
+        if reason := why_unsupported(DecodeVariant(arch, query, out, True, row, model.page in SMALL_PAGE_SIZES)):
+            yield f"tsmla's {reason}"
 
 
 def why_no_layer(layer: Any, fp8: bool, given: dict[str, Any]) -> str | None:
