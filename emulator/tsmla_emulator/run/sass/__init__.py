@@ -1,0 +1,1 @@
+"""Machine code of Hopper and Blackwell GPUs (SASS): its instructions as data, and how they are read from bytes."""
