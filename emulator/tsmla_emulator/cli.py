@@ -104,6 +104,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--elect-highest", action="store_true", help="elect.sync picks the highest lane")
     command.add_argument("--limit", type=int, default=default.limit, help="instructions after which a run is endless")
     command.add_argument("--threads", type=int, default=default.threads, help="clusters that run at the same time")
+    command.add_argument("--machine-code", action="store_true", help="run the machine code in the library, not its PTX")
 
 
 def _options(given: argparse.Namespace) -> Options:
@@ -117,6 +118,7 @@ def _options(given: argparse.Namespace) -> Options:
         lockstep=given.lockstep,
         elect_highest=given.elect_highest,
         threads=given.threads,
+        machine_code=given.machine_code,
         limit=given.limit,
     )
 

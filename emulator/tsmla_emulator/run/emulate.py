@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from .host.tensor import EmulatedDevice, EmulatedTensor, unwritten
 from .host.tensor_map import TensorMap
 from .machine import EmulationError, Launch, Module, Options, Region, Report
 from .ptx.model import Entry
+from .sass.program import machine_code_module
 
 if TYPE_CHECKING:
     from .host.compile import Compiled
@@ -44,6 +46,7 @@ class Call:
 
     unwritten: per output, how many elements still hold poison.
     library: the file that the function is from, None for bare PTX.
+    memory: a digest of each region that the kernels could write to, as they left it.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Call:
     unwritten: dict[str, int]
     module: Module
     library: Path | None = None
+    memory: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Emulation:
@@ -153,7 +157,12 @@ class Emulation:
             and (start := argument.data_ptr()) in outputs
             and (count := unwritten(argument))
         }
-        call = Call(name, tuple(launches), report, left, module, library)
+        memory = {
+            region.name: hashlib.sha1(ctypes.string_at(region.address, region.size)).hexdigest()
+            for region in regions
+            if region.writable
+        }
+        call = Call(name, tuple(launches), report, left, module, library, memory)
         self.calls.append(call)
         return call
 
@@ -167,7 +176,17 @@ class Emulation:
         written = {x.name for x in OPERATORS[variant.family].given if x.written or x.scratch}
         return Kernel(self, made.library, made.ptx.read_text("utf-8"), made.symbol, written.__contains__)
 
+    def module(self, text: str, library: Path) -> Module:
+        """Return what a library's kernels run: their PTX, or their machine code if the options say so."""
+        if not self.options.machine_code:
+            return self._module(text)
+        if self._rewrite:
+            raise ValueError("rewrite changes PTX; machine code is run as the library has it")
+        return machine_code_module(library)
+
     def _module(self, text: str) -> Module:
+        if self.options.machine_code:
+            raise ValueError("PTX alone has no machine code")
         module = _parsed(text)
         return self._rewrite(module) if self._rewrite else module
 
@@ -182,7 +201,7 @@ class Kernel:
         self._emulation = emulation
         self._library = open_library(library)
         self._parameters = self._library.parameters(symbol)
-        self._module = emulation._module(ptx)
+        self._module = emulation.module(ptx, library)
         self._writes = writes
 
     def __call__(self, *positional: Any, **named: Any) -> None:

@@ -90,6 +90,7 @@ class Options:
     only_traced: run no other clusters: for their work, not for results.
     tests_fail: a warp's mbarrier.test_wait finds the phase open, unless the mbarrier instruction before it was such a
         test, too. It shows the timing model what the warp does where it does not find what it asks about.
+    machine_code: run the machine code in the library that was loaded, not its PTX.
     limit: warp instructions per cluster after which the run is given up as endless (0: none).
     """
 
@@ -109,6 +110,7 @@ class Options:
     findings: int = 8
     limit: int = 0
     tests_fail: bool = False
+    machine_code: bool = False
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ Step initialise(Context& c) {
     if (c.warp.trace) c.warp.trace->note(Note::kInit, u32(address), count);
     std::fill_n(cta.shadow.begin() + offset, 8, u8(kBarrier));
     if (c.cluster.events) {
-      b.sync = c.cluster.events->new_sync(), b.unfenced = &c.warp;
+      b.sync = c.cluster.events->new_sync(), b.unfenced = c.in.flags & kNeedsNoFence ? nullptr : &c.warp;
       c.cluster.events->shared(c.actor(), c.group.pc, Proxy::Generic, Kind::Write, cta.rank, offset, 8, {u8(lane)});
     }
   }
@@ -176,6 +176,7 @@ Step try_wait(Context& c) {
     return Step::Next;
   }
   c.cluster.failed_waits++;
+  if (c.in.extra & 4) return Step::Next;
   bool again = c.warp.failed_pc == c.group.pc && c.warp.failed_address == failed_address;
   c.warp.failed_pc = c.group.pc, c.warp.failed_address = failed_address;
   if (again && failed == c.mask && !(c.in.extra & 2)) {

@@ -139,9 +139,10 @@ def _run(
     used = program.static_shared - 0x400 + launch.shared_bytes
     if used > SHARED_BYTES_PER_CTA:
         raise EmulationError(f"{entry.name}: {used} bytes of shared memory, a CTA has {SHARED_BYTES_PER_CTA}", "budget")
-    params = (ctypes.c_uint8 * (len(launch.params) + 64))()
+    size = program.block_bytes(launch)
+    params = (ctypes.c_uint8 * (size + 64))()
     base = -(-ctypes.addressof(params) // 64) * 64
-    ctypes.memmove(base, launch.params, len(launch.params))
+    ctypes.memmove(base, program.block(launch, base), size)
     architecture = int(re.sub(r"\D", "", module.target) or 0)
     launch_c = _Launch(
         launch.grid,
@@ -149,7 +150,7 @@ def _run(
         launch.cluster,
         program.static_shared,
         launch.shared_bytes,
-        len(launch.params),
+        size,
         architecture,
         int(launch.pdl),
         int(program.clusters_talk),
@@ -167,7 +168,7 @@ def _run(
         options.quantum,
         int(options.happens_before),
         int(options.lenient_tensor),
-        int(options.lockstep),
+        int(options.lockstep or program.lockstep),
         int(options.poison),
         options.threads,
         int(options.elect_highest),
@@ -277,6 +278,8 @@ def place(entry: Entry, position: int) -> str:
     if position >= len(entry.instructions):
         return "the end of the kernel"
     line, source = entry.instructions[position].line, entry.instructions[position].source
+    if entry.machine_code:
+        return f"machine code 0x{line:04x}, {entry.instructions[position].opcode}"
     if source is None:
         return f"PTX line {line}"
     said = [f"{source.file}:{source.line}"]

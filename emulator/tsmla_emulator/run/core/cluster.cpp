@@ -142,6 +142,8 @@ bool Cluster::satisfied(Warp& w, const Group& g) {
       return copies_satisfied(w, g.argument);
     case Wait::Pair:
       return meetings[w.cta->rank / 2].generation >= w.meeting;
+    case Wait::Lanes:
+      return lanes_met(w, g.argument, g.mask);
     case Wait::Registers:
     case Wait::Alloc:
       return u32(progress) != g.generation;
@@ -157,6 +159,7 @@ bool Cluster::wake(Warp& w) {
       if (events) pass_named(*this, w, g.where->named[g.argument]);
       g.pc++;
     }
+    if (g.wait == Wait::Lanes) g.pc++;
     g.wait = Wait::Nothing;
   }
   if (w.groups.size() > 1) merge(w);
@@ -293,6 +296,7 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
       for (u32 i = 0; i < 32; i++) set |= (p[i] & 1u) << i;
       mask &= in.bits & 1 ? ~set : set;
     }
+    if (in.bits & 24 && mask) mask = in.bits & 8 ? ~0u : mask & -mask;
     count++;
     if (counts) counts->executed(w, g->pc, mask);
     if (w.trace) w.trace->executed(g->pc, mask);
@@ -303,11 +307,14 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
     } else {
       if (in.op < OP_NOP) {
         execute_lanes(in, w, mask);
+      } else if (in.op >= OP_SASS_LANES) {
+        execute_sass_lanes(in, w, mask);
       } else if (in.op != OP_NOP) {
         Context context{*this, w, *g, in, mask};
         Step step = execute_complex(context);
         g = nullptr;
-        bool again = step == Step::Block && w.groups[w.current].wait != Wait::Named;
+        Wait wait = w.groups[w.current].wait;
+        bool again = step == Step::Block && wait != Wait::Named && wait != Wait::Lanes;
         bool failed = step == Step::Yield && in.op == OP_MBARRIER_TRY;
         if (counts && again) counts->taken_back(w, running_pc, mask);
         if (w.trace && again) w.trace->instructions.pop_back();

@@ -71,6 +71,8 @@ std::string reason(const Cluster& cluster, const Warp& w, const Group& g) {
     case Wait::Pair:
       return text("the other CTA of the pair at tcgen05.%s.cta_group::2",
                   cluster.meetings[w.cta->rank / 2].op == OP_TMEM_ALLOC ? "alloc" : "dealloc");
+    case Wait::Lanes:
+      return text("lanes of its warp at convergence barrier B%u (here: 0x%x, live: 0x%x)", g.argument, g.mask, w.live);
     case Wait::Alloc:
       return text("%u free tensor memory columns", g.argument);
     case Wait::Nothing:

@@ -173,6 +173,13 @@ Step execute_complex(Context& c) {
       return op_bulk(c);
     case OP_CANCEL_CLUSTER:
       return op_cancel(c);
+    case OP_BEGIN_MEETING:
+    case OP_MEET:
+    case OP_LEAVE_MEETING:
+    case OP_JUMP:
+    case OP_LOAD_CONSTANT:
+    case OP_READ_UNIFORM:
+      return op_sass(c);
     case OP_WGMMA:
     case OP_WGMMA_FENCE:
     case OP_WGMMA_COMMIT:

@@ -29,7 +29,8 @@ constexpr s32 kNone = INT32_MIN;  // operand that is absent, or a result that no
 // Operands are register slots (>= 0) or constants (~index). Written by core/binding.py in this layout.
 struct Insn {
   u16 op;
-  u8 bits;   // 1: the guard is negated; 2: reads what tcgen05.ld loaded; 4: writes a wgmma operand
+  u8 bits;   // 1: the guard is negated; 2: reads what tcgen05.ld loaded; 4: writes a wgmma operand; of machine code
+             // alone, if any lane executes it: 8: all lanes do; 16: one lane does
   u8 width;  // element bytes of memory instructions
   s32 guard;
   s32 d, a, b, c, e;
@@ -96,7 +97,8 @@ enum class Wait : u8 {
   CpAsync,
   Registers,
   Alloc,
-  Pair
+  Pair,
+  Lanes
 };
 
 // Lanes of one warp that share a program counter. `wait` says why they cannot go on.
@@ -226,6 +228,11 @@ struct BulkThread {
   u32 writer = 0;  // happens-before actor of its last write
 };
 
+// A convergence barrier of machine code: whom each lane waits for, and who is there.
+struct LaneMeeting {
+  u32 members[32] = {}, arrived = 0;
+};
+
 struct Warp {
   Cta* cta = nullptr;
   u32 index = 0, number = 0;  // in the CTA; in the cluster
@@ -248,6 +255,7 @@ struct Warp {
   u32 commit_actors[32] = {};     // of each lane's last tcgen05.commit
   std::vector<u32> load_numbers;  // per slot: the tcgen05.ld that its value came from, when somebody listens
   u32 cluster_generation = ~0u;   // of the last barrier.cluster.arrive, until its wait
+  LaneMeeting meetings[16];
   u32 meeting = 0;                // 1 + the generation of the meeting that it waits for
 
   std::array<BulkThread, 32> bulk;

@@ -8,6 +8,8 @@
 constexpr u32 kWideAddress = 1u << 9, kSigned = 1u << 8, kFloat = 1u << 10;
 constexpr u32 kStrong = 1u << 20, kAcquire = 1u << 21, kRelease = 1u << 22;  // of loads, stores and atomics
 constexpr u32 kMulticast = 1u << 16, kPairGroup = 1u << 17, kRelaxed = 1u << 19;
+constexpr u32 kNeedsNoFence = 1u << 23;  // an mbarrier of machine code, as soon as it is initialised
+constexpr u32 kToWarp = 1u << 24;  // the result goes to all lanes, whoever executes it
 enum Space : u32 { kGeneric = 0, kGlobal = 1, kShared = 2, kSharedCluster = 3, kParam = 4 };
 
 struct Context {
@@ -47,6 +49,7 @@ struct Context {
 };
 
 void execute_lanes(const Insn&, Warp&, u32 mask);
+void execute_sass_lanes(const Insn&, Warp&, u32 mask);
 Step execute_complex(Context&);
 
 // memory.cpp
@@ -97,6 +100,10 @@ Step op_set_registers(Context&);
 Step op_bulk(Context&);
 void check_bulk_at_exit(Context&);
 bool bulk_satisfied(const Warp&, u32 lanes, u32 allowed, bool reads_only);
+
+// sass_ops.cpp
+Step op_sass(Context&);
+bool lanes_met(const Warp&, u32 barrier, u32 lanes);
 
 // cancel.cpp
 Step op_cancel(Context&);

@@ -6,11 +6,20 @@ namespace {
 // Waits until all live lanes that the member mask names are here.
 bool members_here(Context& c, u32 members) { return (c.group.mask & members & c.warp.live) == (members & c.warp.live); }
 
+// Machine code names no members: they are the lanes that are here.
 u32 member_mask(Context& c, s32 slot, const char* what) {
+  if (slot == kNone) return c.mask;
   u32 members = c.warp.read(slot)[c.lane()];
   if (c.mask & ~members)
     fault("barrier", "%s: executed by lanes 0x%x that its mask 0x%x does not name", what, c.mask, members);
   return members;
+}
+
+void spread(Context& c, s32 slot, u32 result) {
+  u32* d = c.warp.write(slot);
+  u32 lanes = c.in.flags & kToWarp ? ~0u : c.mask;
+  for (u32 lane = 0; lane < 32; lane++)
+    if (lanes >> lane & 1) d[lane] = result;
 }
 
 }  // namespace
@@ -74,25 +83,23 @@ Step op_vote(Context& c) {
     default:
       result = ballot;
   }
-  u32* d = c.warp.write(c.in.d);
-  for (u32 lane = 0; lane < 32; lane++)
-    if (c.mask >> lane & 1) d[lane] = result;
+  spread(c, c.in.d, result);
+  if (c.in.count) spread(c, c.cluster.program.list(c.in)[0], ballot ? ~0u : 0);
   return Step::Next;
 }
 
 Step op_elect(Context& c) {
-  u32 members = c.warp.read(c.in.a)[c.lane()];
+  u32 members = c.in.a == kNone ? c.mask : c.warp.read(c.in.a)[c.lane()];
   if (!members_here(c, members)) return c.block(Wait::Converge, nullptr, 0, 0);
   u32 candidates = members & c.mask;
   if (!candidates) fault("barrier", "elect.sync: no executing lane is in its mask 0x%x", members);
   u32 leader =
       c.cluster.machine.options.elect_highest ? 31u - u32(__builtin_clz(candidates)) : u32(__builtin_ctz(candidates));
-  u32* d = c.in.d == kNone ? nullptr : c.warp.write(c.in.d);
+  if (c.in.d != kNone) spread(c, c.in.d, leader);
   s32 slot = c.cluster.program.list(c.in)[0];
   u32* p = slot == kNone ? nullptr : c.warp.write(slot);
   for (u32 lane = 0; lane < 32; lane++) {
     if (!(c.mask >> lane & 1)) continue;
-    if (d) d[lane] = leader;
     if (p) p[lane] = lane == leader ? ~0u : 0u;
   }
   return Step::Next;
@@ -125,9 +132,7 @@ Step op_reduce(Context& c) {
         result ^= v;
     }
   }
-  u32* d = c.warp.write(c.in.d);
-  for (u32 lane = 0; lane < 32; lane++)
-    if (c.mask >> lane & 1) d[lane] = result;
+  spread(c, c.in.d, result);
   return Step::Next;
 }
 

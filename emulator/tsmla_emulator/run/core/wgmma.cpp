@@ -222,7 +222,7 @@ bool wgmma_satisfied(const Warp& w, u32 allowed) {
 
 void touch_registers(Cluster& cluster, Warp& w, const Insn& in) {
   if (in.d >= 0) w.touched[u32(in.d)] = w.wgmma_fences;
-  if (in.op != OP_LOAD && in.op != OP_UNPACK && in.op != OP_LDMATRIX) return;
+  if (in.op != OP_LOAD && in.op != OP_UNPACK && in.op != OP_LDMATRIX && in.op != OP_LOAD_CONSTANT) return;
   for (u32 i = 0; i < in.count; i++) {
     s32 slot = cluster.program.list(in)[i];
     if (slot >= 0) w.touched[u32(slot)] = w.wgmma_fences;

@@ -17,7 +17,8 @@ COMPLEX_OPS = (
     "cp_async cp_async_commit cp_async_wait cp_async_arrive "
     "bulk_copy bulk_load_tensor bulk_store_tensor bulk_commit bulk_wait cancel_cluster "
     "wgmma wgmma_fence wgmma_commit wgmma_wait "
-    "tmem_alloc tmem_dealloc tmem_relinquish tmem_load tmem_store tmem_wait_load tmem_wait_store tmem_mma tmem_commit"
+    "tmem_alloc tmem_dealloc tmem_relinquish tmem_load tmem_store tmem_wait_load tmem_wait_store tmem_mma tmem_commit "
+    "begin_meeting meet leave_meeting jump load_constant read_uniform"
 ).split()
 
 # Slots every warp has: a sink, the CTA's rank << 24 (a 64-bit pair), the address of the parameter block (a pair).
@@ -33,9 +34,15 @@ def op_number(name: str) -> int:
     return simple_count() + COMPLEX_OPS.index(name)
 
 
+def first_sass_number() -> int:
+    """The first number of the lane-wise operations of machine code (sass/lane_ops.py)."""
+    return simple_count() + len(COMPLEX_OPS)
+
+
 def enum_text() -> str:
     """The C++ enumeration of the complex instructions."""
     lines = [f"  OP_{name.upper()} = {op_number(name)}," for name in COMPLEX_OPS]
+    lines.append(f"  OP_SASS_LANES = {first_sass_number()},")
     lines += [f"  OP_MOVE{width} = {number_of(f'mov.b{width}')}," for width in (16, 32, 64)]
     return "enum ComplexOp : unsigned {\n" + "\n".join(lines) + "\n};\n"
 

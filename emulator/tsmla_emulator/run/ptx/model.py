@@ -160,7 +160,11 @@ class SharedArray:
 
 @dataclass
 class Entry:
-    """One kernel. `labels` maps a label to the index of the instruction it stands before."""
+    """One kernel. `labels` maps a label to the index of the instruction it stands before.
+
+    machine_code: its instructions are those of machine code, `line` is their address, and one may stand there several
+        times, for each operation that it becomes.
+    """
 
     name: str
     params: tuple[Param, ...]
@@ -171,6 +175,7 @@ class Entry:
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     line: int = 0
+    machine_code: bool = False
 
 
 @dataclass

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ..machine import Launch
 from .encoding import Constant, Encoded, Reference, Slot, op_number, shared_layout
 from .lower import lower
 from .model import Entry, Register
 from .placement import place_registers
 from .simple_ops import number_of
 
-_PACK = struct.Struct("<HBBiiiiiiIIHHq")
+PACK = struct.Struct("<HBBiiiiiiIIHHq")
 _NONE = -(2**31)
 _TALK = re.compile(r"(atom|red)\.|(ld|st)\..*(acquire|release|relaxed|volatile)")
 
@@ -32,6 +34,16 @@ class Program:
     slots: int
     static_shared: int
     clusters_talk: bool
+    lockstep: ClassVar[bool] = False
+    """Whether lanes that are together go in step, so that each knows what the others did."""
+
+    def block_bytes(self, launch: Launch) -> int:
+        """Return how long the block is that the code takes parameters from."""
+        return len(launch.params)
+
+    def block(self, launch: Launch, address: int) -> bytes:
+        """Return that block, which will lie at this address."""
+        return launch.params
 
 
 class _Constants:
@@ -99,4 +111,4 @@ def _pack(
     bits = negated | 2 * (not loaded.isdisjoint(item.reads))
     if item.op != op_number("wgmma") and not wgmma.isdisjoint(item.writes):
         bits |= 4
-    return _PACK.pack(item.op, bits, item.width, guard, *operands, item.flags, first, len(item.items), item.extra, imm)
+    return PACK.pack(item.op, bits, item.width, guard, *operands, item.flags, first, len(item.items), item.extra, imm)
