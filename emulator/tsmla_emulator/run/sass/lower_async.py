@@ -159,7 +159,7 @@ def _wgmma(code: Code, instruction: Instruction) -> None:
     sums, *factors, also = operands
     columns = int(found[1])
     results = code.registers(sums, columns // 2, results=True)
-    never = added == Predicate(ALWAYS, negated=True)
+    never = added.number == ALWAYS and added.negated
     if also != sums and not (never and also == Register(ZERO)):
         raise code.refuse()
     descriptor = factors[-1]
