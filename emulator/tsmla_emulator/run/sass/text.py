@@ -16,6 +16,7 @@ from pathlib import Path
 from tsmla_emulator.run.sass.model import (
     ALWAYS,
     ALWAYS_DONE,
+    BYTES,
     ZERO,
     Address,
     Constant,
@@ -95,7 +96,7 @@ def _instruction(line: re.Match[str], word: int) -> Instruction:
         _predicate(line["guard"]) if line["guard"] else ALWAYS_DONE,
         opcode,
         tuple(modifiers),
-        tuple(_operands(opcode, modifiers, line["operands"], word)),
+        tuple(_operands(opcode, modifiers, line["operands"], word, int(line["address"], 16))),
         _control(word),
     )
 
@@ -113,13 +114,14 @@ def _control(word: int) -> Control:
     )
 
 
-def _operands(opcode: str, modifiers: list[str], text: str, word: int) -> list[Operand]:
+def _operands(opcode: str, modifiers: list[str], text: str, word: int, address: int) -> list[Operand]:
     if opcode in ("BRX", "RET"):  # a register and a place, with no comma between them
         text = text.replace(" ", ", ", 1)
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     found = [_operand(part, opcode, "BF16_V2" in modifiers, word >> 32 & 0xFFFFFFFF) for part in parts]
     if opcode in _JUMPS and found and isinstance(found[-1], Integer):
-        found[-1] = Target(found[-1].value)
+        # of BRX, the distance from the next instruction is printed
+        found[-1] = Target(found[-1].value + (address + BYTES if opcode == "BRX" else 0))
     return found
 
 

@@ -1,0 +1,171 @@
+"""Decodes machine code into the model: 16 bytes an instruction, no disassembler needed.
+
+Every bit is accounted for: it is a field's, or it has the one value that its form allows. Anything else is an error.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tsmla_emulator.run.sass.fields import Choice, MachineCodeError, Offset, Pred
+from tsmla_emulator.run.sass.forms import CONTROL, GUARD, OPCODE, Form
+from tsmla_emulator.run.sass.model import (
+    ALWAYS_DONE,
+    BYTES,
+    ZERO,
+    Control,
+    Instruction,
+    Integer,
+    Operand,
+    Register,
+    Target,
+)
+from tsmla_emulator.run.sass.tables import forms
+
+UNIFORM_BITS = {"sm_90a": 6, "sm_100a": 8, "sm_103a": 8}
+"""Architecture -> bits of a uniform register's number."""
+
+
+def decoded(code: bytes, architecture: str) -> list[Instruction]:
+    """Return the instructions of a kernel. Raises MachineCodeError."""
+    decoder = decoder_for(architecture)
+    return [
+        decoder.instruction(int.from_bytes(code[at : at + BYTES], "little"), at) for at in range(0, len(code), BYTES)
+    ]
+
+
+@functools.cache
+def decoder_for(architecture: str) -> Decoder:
+    """Return the decoder of an architecture."""
+    return Decoder(architecture)
+
+
+class _Remembered(dict[int, Any]):
+    """Values of a function of some bits of a word, each computed once."""
+
+    def __init__(self, function: Callable[[int], Any]):
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, key: int) -> Any:
+        value = self[key] = self._function(key)
+        return value
+
+
+class _Ready:
+    """A form, made ready to decode words fast."""
+
+    def __init__(self, form: Form, uniform_bits: int):
+        on = dataclasses.replace(form, operands=tuple(field.on(uniform_bits) for field in form.operands))
+        self.form = on
+        self.mask, self.value = on.pattern()
+        self.known = on.fields | GUARD | CONTROL
+        choices = [part for part in on.name if isinstance(part, Choice)]
+        self._name_mask = 0
+        for part in choices:
+            self._name_mask |= part.mask
+        self._names = _Remembered(self._read_name)
+        self._operands = [(field.mask, _Remembered(field.read), isinstance(field, Offset)) for field in on.operands]
+        self._guard_field = Pred(12, 15, uniform=on.uniform)
+        self._guards = _Remembered(self._guard_field.read)
+        self._controls = _Remembered(self._control)
+
+    def _read_name(self, word: int) -> tuple[str, ...]:
+        parts = (part if isinstance(part, str) else part.name(word) for part in self.form.name)
+        return tuple(part for part in parts if part)
+
+    def _control(self, word: int) -> Control:
+        stall, yields, reuse = word >> 105 & 15, not word >> 109 & 1, word >> 122 & 7
+        result, operands = word >> 110 & 7, word >> 113 & 7
+        if word >> 125 & 1:
+            raise MachineCodeError("bit 125 is set")
+        if 6 in (result, operands):
+            raise MachineCodeError("scoreboard 6")
+        if not yields and not 1 <= stall <= 11:
+            raise MachineCodeError(f"a stall count of {stall} without a yield")
+        if reuse & ~(0 if yields else self.form.reuse):
+            raise MachineCodeError(f"operands {reuse:#b} are reused")
+        return Control(
+            stall,
+            yields,
+            None if result == 7 else result,
+            None if operands == 7 else operands,
+            word >> 116 & 63,
+            reuse,
+        )
+
+    def instruction(self, word: int, address: int) -> Instruction:
+        name = self._names[word & self._name_mask]
+        operands: list[Operand] = []
+        for mask, read, is_offset in self._operands:
+            operand = read[word & mask]
+            if operand is not None:
+                operands.append(Target(address + BYTES + operand.address) if is_offset else operand)
+        guard = self._guards[word & GUARD]
+        return Instruction(
+            address,
+            ALWAYS_DONE if guard == self._always else guard,
+            name[0],
+            name[1:],
+            tuple(operands),
+            self._controls[word & CONTROL],
+        )
+
+    _always = Pred(12, 15, uniform=True).read(7 << 12)
+
+
+class Decoder:
+    """Decodes the instructions of one architecture."""
+
+    def __init__(self, architecture: str):
+        self.architecture = architecture
+        self._forms: dict[int, list[_Ready]] = collections.defaultdict(list)
+        for form in forms(architecture):
+            self._forms[form.code].append(_Ready(form, UNIFORM_BITS[architecture]))
+
+    def instruction(self, word: int, address: int) -> Instruction:
+        """Return the instruction that 16 bytes, read as a little-endian number, stand for. Raises MachineCodeError."""
+        candidates = self._forms.get(word & OPCODE, ())
+        for form in candidates:
+            if word & form.mask == form.value:
+                try:
+                    found = form.instruction(word, address)
+                except MachineCodeError as error:
+                    raise MachineCodeError(f"{_named(form.form)} at {address:#x}: {error}: {word:#034x}") from None
+                return _renamed(found) if found.opcode == "IMAD" else found
+        raise MachineCodeError(f"{_why(candidates, word)} at {address:#x} ({self.architecture}): {word:#034x}")
+
+
+def _named(form: Form) -> str:
+    return ".".join(part for part in form.name if isinstance(part, str))
+
+
+def _why(candidates: list[_Ready] | tuple[()], word: int) -> str:
+    if not candidates:
+        return f"opcode {word & OPCODE:#05x} is not known"
+    nearest = min(candidates, key=lambda form: (word & form.mask ^ form.value).bit_count())
+    wrong = word & nearest.mask ^ nearest.value
+    return f"{_named(nearest.form)}: bits {', '.join(str(bit) for bit in range(128) if wrong >> bit & 1)} are not known"
+
+
+def _renamed(found: Instruction) -> Instruction:
+    """Name a product that is a move, a sum or a shift as nvdisasm does. What it computes is the same product and sum."""
+    if found.modifiers not in ((), ("U32",)):
+        return found
+    _, a, b, c = found.operands
+    if any(isinstance(operand, Register) and operand.uniform for operand in (b, c)):
+        return found
+    factor = b.value if isinstance(b, Integer) else None
+    moves = isinstance(c, Register) and c.number == ZERO
+    alias = ""
+    if ZERO in (getattr(a, "number", 0), getattr(b, "number", 0)) or factor == 0:
+        alias = "MOV"
+    elif factor == 1:
+        alias = "MOV" if moves else "IADD"
+    elif factor is not None and factor > 0 and factor & factor - 1 == 0 and moves and factor != 1 << 16:
+        alias = "SHL"
+    return dataclasses.replace(found, modifiers=(alias, *found.modifiers)) if alias else found

@@ -1,0 +1,142 @@
+"""Arithmetic of integers and logic, of threads and of a warp's uniform path."""
+
+from __future__ import annotations
+
+from tsmla_emulator.run.sass.fields import Choice, Field, Int, Pred, Reg, TruthTable, flag, upred, ureg
+from tsmla_emulator.run.sass.forms import Form, Source, arithmetic, form
+from tsmla_emulator.run.sass.tables.parts import (
+    BOOLEAN,
+    NO_CARRY_IN,
+    P68,
+    P77,
+    P81,
+    P84,
+    P87,
+    RELU,
+    TYPE,
+    UD,
+    UP77,
+    UP81,
+    UP84,
+    UP87,
+    A,
+    B,
+    C,
+    D,
+)
+
+SA, SB, SC = (Source(slot, "-", "signed") for slot in "abc")
+"""Sources that may be negated; numbers are printed with their sign."""
+
+PLAIN_A, PLAIN_B = Source("a", immediate="signed"), Source("b", immediate="signed")
+XA, XB, XC = (Source(slot, "~", "signed") for slot in "abc")
+"""Sources of an instruction with a carry: what would be negated is inverted."""
+
+COMPARISON = Choice(76, 3, ("F", "LT", "EQ", "LE", "GT", "NE", "GE", "T"))
+UNSIGNED = Choice(73, 1, ("U32", ""))
+NO_CARRIES_IN = {(77, 4): 0xF, (87, 4): 0xF}
+NO_PREDICATE = {(81, 3): 7}
+SHIFT = (
+    Choice(76, 1, ("L", "R")), flag(75, "W"), Choice(73, 2, ("S64", "U64", "S32", "U32")), flag(80, "HI"),
+)  # fmt: skip
+AMOUNT = Int(75, 5)
+
+
+def adds(code: int, name: str, kinds: tuple[int, ...], d: Field, carries_out: tuple[Field, ...],
+         carries_in: tuple[Field, ...], uniform: bool) -> list[Form]:  # fmt: skip
+    """Return sums of three numbers, without and with carries."""
+    return [
+        *arithmetic(code, name, kinds, d, *carries_out, SA, SB, SC, fixed=NO_CARRIES_IN, uniform=uniform),
+        *arithmetic(code, name, kinds, d, *carries_out, XA, XB, XC, *carries_in, parts=("X",), fixed={(74, 1): 1},
+                    uniform=uniform),
+    ]  # fmt: skip
+
+
+def leas(
+    code: int, name: str, kinds: tuple[int, ...], d: Field, carry_out: Field, carry_in: Field, uniform: bool
+) -> list[Form]:
+    """Return sums with a shifted number: of the low word, of the high word of two (HI), of one with its sign (SX32)."""
+    a, b, xa, xb = Source("a", "-"), Source("b", "-"), Source("a", "~"), Source("b", "~")
+    absent = Reg(64, absent=True)
+    low, high, extended = {}, {(80, 1): 1}, {(80, 1): 1, (73, 1): 1}
+    x = {(74, 1): 1}
+    options = {"uniform": uniform}
+    return [
+        *arithmetic(code, name, kinds, d, carry_out, a, b, absent, AMOUNT, fixed={**low, **NO_CARRY_IN}, **options),
+        *arithmetic(code, f"{name}.HI", kinds, d, carry_out, a, b, C, AMOUNT, fixed={**high, **NO_CARRY_IN},
+                    **options),
+        *arithmetic(code, f"{name}.HI.SX32", kinds, d, carry_out, a, b, absent, AMOUNT,
+                    fixed={**extended, **NO_CARRY_IN}, **options),
+        *arithmetic(code, f"{name}.HI.X", kinds, d, carry_out, xa, xb, C, AMOUNT, carry_in, fixed={**high, **x},
+                    **options),
+        *arithmetic(code, f"{name}.HI.X.SX32", kinds, d, carry_out, xa, xb, absent, AMOUNT, carry_in,
+                    fixed={**extended, **x}, **options),
+    ]  # fmt: skip
+
+
+def products(code: int, name: str, kinds: tuple[int, ...], d: Field, carry: dict[tuple[int, int], int],
+             carry_in: Field, uniform: bool, carry_out: tuple[Field, ...] = ()) -> list[Form]:  # fmt: skip
+    """Return products with a sum, without and with a carry."""
+    return [
+        *arithmetic(code, name, kinds, d, *carry_out, PLAIN_A, PLAIN_B, SC, parts=(UNSIGNED,),
+                    fixed={**NO_CARRY_IN, **carry}, uniform=uniform),
+        *arithmetic(code, name, kinds, d, *carry_out, PLAIN_A, PLAIN_B, SC, carry_in, parts=(UNSIGNED, "X"),
+                    fixed={(74, 1): 1, **carry}, uniform=uniform),
+    ]  # fmt: skip
+
+
+COMPARE = (COMPARISON, UNSIGNED, BOOLEAN)
+
+BOTH: list[Form] = [
+    *arithmetic(0x00C, "ISETP", (1, 4, 6), P81, P84, PLAIN_A, PLAIN_B, P87, parts=COMPARE, fixed={(68, 4): 7}),
+    *arithmetic(0x00C, "ISETP", (1, 4, 6), P81, P84, PLAIN_A, PLAIN_B, P87, P68, parts=(*COMPARE, "EX"),
+                fixed={(72, 1): 1}),
+    *leas(0x011, "LEA", (1, 4, 6), D, Pred(81, silent=True), P87, False),
+    *arithmetic(0x012, "LOP3.LUT", (1, 4, 6), Pred(81, silent=True), D, A, B, C, Int(72, 8), P87),
+    *arithmetic(0x013, "IABS", (1,), D, B),
+    *arithmetic(0x016, "PRMT", (1, 4), D, A, B, C),
+    *arithmetic(0x019, "SHF", (1, 4, 6), D, A, B, C, parts=SHIFT),
+    *products(0x024, "IMAD", (1, 2, 4, 6, 7), D, NO_PREDICATE, P87, False),
+    *products(0x025, "IMAD.WIDE", (1, 4, 6, 7), D, {}, P87, False, (Pred(81, silent=True),)),
+    *products(0x027, "IMAD.HI", (1, 4, 6), D, {}, P87, False, (Pred(81, silent=True),)),
+    *arithmetic(0x036, "VIADD", (4, 6), D, A, Source("b", "-")),
+    *arithmetic(0x046, "VIADDMNMX", (1, 2, 4, 6, 7), D, A, Source("b", "-"), C, P87, parts=(TYPE, RELU)),
+    *arithmetic(0x00F, "VIMNMX3", (1, 4, 6), D, A, B, C, P87, parts=(TYPE, RELU)),
+    form(0x309, "POPC", D, Reg(32, inverted=63)),
+    form(0x81C, "PLOP3.LUT", P81, P84, P87, P77, Pred(68, 71, uniform_bit=67), TruthTable(), Int(16, 8)),
+    # uniform
+    *leas(0x091, "ULEA", (1, 4), UD, upred(81, silent=True), UP87, True),
+    *arithmetic(0x08C, "UISETP", (1, 4), UP81, UP84, PLAIN_A, PLAIN_B, UP87, parts=COMPARE, fixed={(68, 4): 7},
+                uniform=True),
+    *arithmetic(0x08C, "UISETP", (1, 4), UP81, UP84, PLAIN_A, PLAIN_B, UP87, upred(68, 71), parts=(*COMPARE, "EX"),
+                fixed={(72, 1): 1}, uniform=True),
+    *arithmetic(0x092, "ULOP3.LUT", (1, 4), upred(81, silent=True), UD, A, B, C, Int(72, 8), UP87, uniform=True),
+    *arithmetic(0x099, "USHF", (1, 4), UD, A, B, C, parts=SHIFT, uniform=True),
+    *products(0x0A4, "UIMAD", (1, 2, 4), UD, NO_PREDICATE, UP87, True),
+    *products(0x0A5, "UIMAD.WIDE", (1, 4), UD, {}, UP87, True, (upred(81, silent=True),)),
+]  # fmt: skip
+
+SILENT = (Pred(81, silent=True), Pred(84, silent=True))
+USILENT = (upred(81, silent=True), upred(84, silent=True))
+
+HOPPER: list[Form] = [
+    *adds(0x010, "IADD3", (1, 4, 6), D, SILENT, (P87, P77), False),
+    *adds(0x090, "UIADD3", (1, 4), UD, USILENT, (UP87, UP77), True),
+    *adds(0x097, "UIADD3.64", (1, 4), UD, USILENT, (UP87, UP77), True),
+    *arithmetic(0x048, "VIMNMX", (1, 4, 6), D, A, B, P87, parts=(TYPE, RELU), fixed={(81, 6): 0x3F}),
+    form(0x2BF, "UPOPC", UD, ureg(32, inverted=63), fixed={(91, 1): 1}, uniform=True),
+    *arithmetic(0x096, "UPRMT", (4,), UD, A, B, C, uniform=True),
+    form(0x89C, "UPLOP3.LUT", UP81, UP84, UP87, UP77, upred(68, 71), TruthTable(), Int(16, 8), uniform=True),
+]
+
+BLACKWELL: list[Form] = [
+    *adds(0x010, "IADD3", (1, 4, 6), D, (P81, P84), (P87, P77), False),
+    *adds(0x090, "UIADD3", (1, 4), UD, (UP81, UP84), (UP87, UP77), True),
+    *adds(0x097, "UIADD3.64", (1, 4), UD, (UP81, UP84), (UP87, UP77), True),
+    *arithmetic(0x048, "VIMNMX", (1, 4, 6), D, P81, P84, A, B, P87, parts=(TYPE, RELU)),
+    form(0xD09, "POPC", D, ureg(32, inverted=63), fixed={(91, 1): 1}),
+    form(
+        0x2BD, "UFLO", upred(81, silent=True), UD, ureg(32, inverted=63), parts=(Choice(73, 1, ("U32", "")),),
+        fixed={(91, 1): 1}, uniform=True,
+    ),
+]  # fmt: skip
