@@ -32,7 +32,7 @@ class _Launch(Structure):
         ("grid", c_uint32 * 3), ("block", c_uint32 * 3), ("cluster", c_uint32 * 3),
         ("static_shared", c_uint32), ("dynamic_shared", c_uint32), ("param_bytes", c_uint32),
         ("architecture", c_uint32), ("pdl", c_uint32), ("clusters_talk", c_uint32),
-        ("cooperative", c_uint32), ("params", c_void_p),
+        ("machine_code", c_uint32), ("cooperative", c_uint32), ("params", c_void_p),
     )  # fmt: skip
 
 
@@ -154,6 +154,7 @@ def _run(
         architecture,
         int(launch.pdl),
         int(program.clusters_talk),
+        int(entry.machine_code),
         int(launch.cooperative),
         base,
     )
@@ -167,8 +168,8 @@ def _run(
         _MODES[options.async_mode],
         options.quantum,
         int(options.happens_before),
-        int(options.lenient_tensor),
-        int(options.lockstep or program.lockstep),
+        int(options.lenient_tensor or entry.machine_code),
+        int(options.lockstep or entry.machine_code),
         int(options.poison),
         options.threads,
         int(options.elect_highest),

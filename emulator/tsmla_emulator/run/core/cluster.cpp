@@ -89,6 +89,8 @@ Cluster::Cluster(const Machine& m, u64 index)
     }
     ctas.push_back(std::move(cta));
   }
+  if (launch.machine_code)
+    for (auto& cta : ctas) open_reserved(*cta);
   barrier_arrival.assign(warps.size(), 0);
   meetings.resize((ctas.size() + 1) / 2);
   if (m.options.happens_before) {
@@ -98,6 +100,8 @@ Cluster::Cluster(const Machine& m, u64 index)
       w->touched.assign(program.slots, ~0u);
     }
     barrier_sync = events->new_sync();
+    for (auto& cta : ctas)
+      for (Mbarrier& b : cta->mbarriers) b.sync = events->new_sync();
     for (Meeting& meeting : meetings) meeting.sync = events->new_sync();
   }
 }

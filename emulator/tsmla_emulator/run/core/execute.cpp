@@ -179,6 +179,8 @@ Step execute_complex(Context& c) {
     case OP_JUMP:
     case OP_LOAD_CONSTANT:
     case OP_READ_UNIFORM:
+    case OP_STORE_ASYNC:
+    case OP_AWAIT_LOADS:
       return op_sass(c);
     case OP_WGMMA:
     case OP_WGMMA_FENCE:

@@ -59,6 +59,7 @@ struct LaunchRecord {
   u32 grid[3], block[3], cluster[3];
   u32 static_shared, dynamic_shared, param_bytes, architecture, pdl;  // architecture: 90, 100, 103
   u32 clusters_talk;  // they order each other by atomics, releases or acquires of global memory
+  u32 machine_code;   // the system's part of shared memory is the code's own
   u32 cooperative;    // they are all there at the same time, and may wait for each other
   const u8* params;
 };
@@ -253,6 +254,7 @@ struct Warp {
   u32 role_pc = ~0u;  // of the setmaxnreg that it executed last: warps that share it play one role
   u32 tensor_actors[32] = {};     // of each lane's last tcgen05.mma
   u32 commit_actors[32] = {};     // of each lane's last tcgen05.commit
+  u32 load_boards[6] = {};        // per scoreboard of machine code: the tcgen05.ld that it stands for
   std::vector<u32> load_numbers;  // per slot: the tcgen05.ld that its value came from, when somebody listens
   u32 cluster_generation = ~0u;   // of the last barrier.cluster.arrive, until its wait
   LaneMeeting meetings[16];

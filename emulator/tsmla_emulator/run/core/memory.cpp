@@ -223,7 +223,8 @@ u8* shared_at(Cluster&, Cta& cta, u32 offset, u32 bytes, u32 align, const char* 
   if (cta.ended)
     fault("exit", "%s of %u bytes at shared offset 0x%x of CTA %u, which has ended without waiting for it", what, bytes,
           offset, cta.rank);
-  if (offset < kSharedBase || u64(offset) + bytes > cta.shared.size())
+  u32 first = cta.cluster->machine.launch.machine_code ? 0 : kSharedBase;
+  if (offset < first || u64(offset) + bytes > cta.shared.size())
     fault("memory", "%s of %u bytes at shared offset 0x%x (byte %lld of %llu after the reserved KiB): %s", what, bytes,
           offset, (long long)offset - kSharedBase, (unsigned long long)(cta.shared.size() - kSharedBase), kOutside);
   if (offset & (align - 1))

@@ -103,6 +103,7 @@ bool bulk_satisfied(const Warp&, u32 lanes, u32 allowed, bool reads_only);
 
 // sass_ops.cpp
 Step op_sass(Context&);
+void open_reserved(Cta&);
 bool lanes_met(const Warp&, u32 barrier, u32 lanes);
 
 // cancel.cpp

@@ -75,22 +75,69 @@ Step load_constant(Context& c) {
   return Step::Next;
 }
 
-// R2UR: a register of one lane for all of them. items: a predicate of the lanes that hold the same, if it is asked for.
+// R2UR: a register of one lane for all of them. items: a predicate of the lanes that hold another, if it is asked for.
 Step read_uniform(Context& c) {
   const u32* a = c.warp.read(c.in.a);
   u32 value = a[c.lane()];
   if (c.in.count) {
-    u32* same = c.warp.write(c.cluster.program.list(c.in)[0]);
+    u32* other = c.warp.write(c.cluster.program.list(c.in)[0]);
     for (u32 rest = c.mask; rest; rest &= rest - 1) {
       u32 lane = u32(__builtin_ctz(rest));
-      same[lane] = a[lane] == value ? ~0u : 0;
+      other[lane] = a[lane] != value ? ~0u : 0;
     }
   }
   std::fill_n(c.warp.write(c.in.d), 32, value);
   return Step::Next;
 }
 
+// STAS: a word for shared memory of the cluster, which a barrier there counts. a: the place and the barrier.
+struct StoreAsync : AsyncOp {
+  u32 address = 0, barrier = 0, value = 0;
+  void run(Cluster& cluster) override {
+    Cta& cta = cluster.cta_at(address, "store");
+    u32 offset = address & kOffsetMask;
+    std::memcpy(shared_at(cluster, cta, offset, 4, 4, "store"), &value, 4);
+    shared_written(cta, offset, 4);
+    if (cluster.events) cluster.events->shared(actor, pc, Proxy::Generic, Kind::Write, cta.rank, offset, 4);
+    mbarrier_transact(cluster, mbarrier_of_engine(cluster, barrier, "store's complete_tx"), 4, actor);
+  }
+};
+
+Step store_async(Context& c) {
+  for (u32 rest = c.mask; rest; rest &= rest - 1) {
+    u32 lane = u32(__builtin_ctz(rest));
+    auto op = std::make_unique<StoreAsync>();
+    op->pc = c.group.pc, op->issuer = &c.warp;
+    u64 places = c.value64(c.in.a, lane);
+    op->address = u32(places) + u32(c.in.imm), op->barrier = u32(places >> 32), op->value = c.warp.read(c.in.b)[lane];
+    if (c.cluster.events) op->actor = c.cluster.events->fork(c.actor(), op->pc, 0);
+    submit(c.cluster, nullptr, std::move(op));
+  }
+  return Step::Next;
+}
+
+// An instruction awaits scoreboards (imm): the loads of tensor memory that they stand for are over.
+Step await_loads(Context& c) {
+  u32 newest = 0;
+  for (u32 i = 0; i < 6; i++)
+    if (c.in.imm >> i & 1) newest = std::max(newest, c.warp.load_boards[i]);
+  if (newest && c.cluster.events) c.cluster.events->loads_done(c.warp.actor, newest);
+  return Step::Next;
+}
+
 }  // namespace
+
+// What the system leaves in its part of shared memory: zeros, and a barrier for the allocations of a pair's tensor
+// memory.
+void open_reserved(Cta& cta) {
+  constexpr u32 kPairBarrier = 0x58;
+  std::fill_n(cta.shared.begin(), kSharedBase, u8(0));
+  std::fill_n(cta.shadow.begin(), kSharedBase, u8(kWritten));
+  std::fill_n(cta.shadow.begin() + kPairBarrier, 8, u8(kBarrier));
+  Mbarrier& b = cta.mbarriers.emplace_back();
+  b.offset = kPairBarrier, b.live = true, b.pending = b.expected = 1;
+  cta.mbarrier_at[kPairBarrier / 8] = 0;
+}
 
 bool lanes_met(const Warp& w, u32 barrier, u32 lanes) {
   return !(members_of(w, barrier, lanes) & w.live & ~w.meetings[barrier].arrived);
@@ -108,6 +155,10 @@ Step op_sass(Context& c) {
       return jump(c);
     case OP_LOAD_CONSTANT:
       return load_constant(c);
+    case OP_STORE_ASYNC:
+      return store_async(c);
+    case OP_AWAIT_LOADS:
+      return await_loads(c);
     default:
       return read_uniform(c);
   }

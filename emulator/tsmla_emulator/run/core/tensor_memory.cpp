@@ -178,6 +178,7 @@ Step load(Context& c) {
     c.warp.load_numbers.resize(c.cluster.program.slots);
     for (u32 r = 0; r < c.in.count; r++) c.warp.load_numbers[u32(std::max(items[r], 0))] = number;
     if (c.in.d >= 0) c.warp.load_numbers[u32(c.in.d)] = number;
+    if (c.in.width) c.warp.load_boards[c.in.width - 1] = number;
   }
   u32 shape = c.in.flags & 15;
   u32 values[128][32];
@@ -188,6 +189,41 @@ Step load(Context& c) {
     }
   for (u32 r = 0; r < c.in.count; r++) std::memcpy(c.warp.write(items[r]), values[r], 128);
   if (c.in.flags >> 6 & 1) reduce(c, values);
+  return Step::Next;
+}
+
+// UTCATOMSWS: finds so many 32 columns that are vacant, in both CTAs of a pair, and says which; or says that there are
+// none.
+Step find(Context& c) {
+  u32 columns = 32 * c.warp.read(c.in.a)[0], first = 0;
+  if (columns < 32 || columns > 512 || (columns & (columns - 1)))
+    fault("budget", "tensor memory of %u columns: 32 to 512, a power of two", columns);
+  for (u32 i = 0; i < c.in.extra; i++) {
+    Cta& cta = i ? *c.cluster.ctas.at(c.warp.cta->rank ^ 1) : *c.warp.cta;
+    u32 found = reserve(tmem_of(cta), columns);
+    if (i && found != first) fault("tmem", "the CTAs of a pair have different columns vacant");
+    first = found;
+    if (found == ~0u) break;
+    if (c.cluster.events) c.cluster.events->tensor_columns(c.warp.actor, c.group.pc, cta.rank, first, columns);
+  }
+  std::fill_n(c.warp.write(c.cluster.program.list(c.in)[0]), 32, first == ~0u ? 0 : ~0u);
+  if (first != ~0u) std::fill_n(c.warp.write(c.in.d), 32, first / 32);
+  return first == ~0u ? Step::Yield : Step::Next;
+}
+
+// UTCATOMSWS.AND: columns whose bit of the low 16 is zero are vacant.
+Step release(Context& c) {
+  Cta& cta = *c.warp.cta;
+  TensorMemory& t = tmem_of(cta);
+  u32 kept = c.warp.read(c.in.a)[0];
+  for (u32 i = 0; i < 16; i++) {
+    if (kept >> i & 1 || !t.allocated[32 * i]) continue;
+    std::fill_n(t.allocated + 32 * i, 32, u8(0));
+    if (c.cluster.events) c.cluster.events->tensor_columns(c.warp.actor, c.group.pc, cta.rank, 32 * i, 32);
+    for (u32 lane = 0; lane < TensorMemory::lanes; lane++)
+      std::fill_n(t.written.begin() + lane * TensorMemory::columns + 32 * i, 32, u8(0));
+  }
+  c.cluster.progress++;
   return Step::Next;
 }
 
@@ -295,6 +331,10 @@ Step op_tensor(Context& c) {
     case OP_TMEM_RELINQUISH:
       tmem_of(*c.warp.cta).relinquished = true;
       return Step::Next;
+    case OP_TMEM_FIND:
+      return find(c);
+    case OP_TMEM_FREE:
+      return release(c);
     case OP_TMEM_LOAD:
       return load(c);
     case OP_TMEM_STORE:

@@ -18,7 +18,7 @@ COMPLEX_OPS = (
     "bulk_copy bulk_load_tensor bulk_store_tensor bulk_commit bulk_wait cancel_cluster "
     "wgmma wgmma_fence wgmma_commit wgmma_wait "
     "tmem_alloc tmem_dealloc tmem_relinquish tmem_load tmem_store tmem_wait_load tmem_wait_store tmem_mma tmem_commit "
-    "begin_meeting meet leave_meeting jump load_constant read_uniform"
+    "begin_meeting meet leave_meeting jump load_constant read_uniform store_async await_loads tmem_find tmem_free"
 ).split()
 
 # Slots every warp has: a sink, the CTA's rank << 24 (a 64-bit pair), the address of the parameter block (a pair).

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..machine import Launch
 from .encoding import Constant, Encoded, Reference, Slot, op_number, shared_layout
@@ -34,8 +33,6 @@ class Program:
     slots: int
     static_shared: int
     clusters_talk: bool
-    lockstep: ClassVar[bool] = False
-    """Whether lanes that are together go in step, so that each knows what the others did."""
 
     def block_bytes(self, launch: Launch) -> int:
         """Return how long the block is that the code takes parameters from."""

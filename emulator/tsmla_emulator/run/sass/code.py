@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from ..ptx.encoding import FIRST_FREE_SLOT, op_number
 from ..ptx.model import PtxError
@@ -26,7 +27,7 @@ NEGATED, ALL_LANES, ONE_LANE = 1, 8, 16
 """Bits of an instruction (core/machine.h)."""
 
 
-class MachineCodeError(PtxError):
+class UnknownInstruction(PtxError):
     """Machine code has an opcode, modifier or operand that the emulator does not know."""
 
     def __init__(self, instruction: Instruction, why: str = ""):
@@ -77,7 +78,7 @@ class Constants:
 class Code:
     """Where lowering one instruction after the other puts what it makes."""
 
-    def __init__(self, architecture: str, second_bank: int) -> None:
+    def __init__(self, architecture: str, second_bank: int, instructions: Sequence[Instruction] = ()) -> None:
         self.architecture, self.second_bank = architecture, second_bank
         self.constants = Constants()
         self.ops: list[Op] = []
@@ -85,14 +86,26 @@ class Code:
         """Position of the instruction that each of `ops` comes from."""
         self.products: set[int] = set()
         """Slots of registers that products of warpgroups have for operands."""
+        self.groups: dict[int, set[str]] = {}
+        """Scoreboard -> which instructions count groups of copies with it."""
+        self.load_boards = 0
+        """Bit i: loads of tensor memory free scoreboard i."""
+        for instruction in instructions:
+            board = instruction.control.result
+            if board is not None and instruction.opcode in ("LDGDEPBAR", "UTMACMDFLUSH"):
+                self.groups.setdefault(board, set()).add(instruction.opcode)
+            if board is not None and instruction.opcode == "LDTM":
+                self.load_boards |= 1 << board
         self._current: Instruction
         self._position = 0
 
     def begin(self, position: int, instruction: Instruction) -> None:
         self._position, self._current = position, instruction
+        if boards := instruction.control.awaits & self.load_boards:
+            self.emit("await_loads", imm=boards, guard=NONE)
 
-    def refuse(self, why: str = "") -> MachineCodeError:
-        return MachineCodeError(self._current, why)
+    def refuse(self, why: str = "") -> UnknownInstruction:
+        return UnknownInstruction(self._current, why)
 
     def emit(self, op: str | int, *, lanes: int = 0, guard: int | None = None, **fields) -> None:
         """Add an instruction.

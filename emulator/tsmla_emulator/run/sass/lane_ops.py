@@ -44,6 +44,7 @@ def _integer(op) -> None:
     op("add3_carry", "u32 pred pred", "c32 c32 c32 pred pred",
        "u64 s = a + b + c + x + y; d = u32(s); p = (s >> 32) > 0; q = (s >> 32) > 1")  # fmt: skip
     op("add_64", "u64", "u64 u64 u64", "d = a + b + c")
+    op("sub_64", "u64", "u64 u64 u64", "d = a - b + c")
     op("mad", "u32", "i32 i32 i32", "d = a * b + c")
     op("mad_carry", "u32", "i32 i32 i32 pred", "d = a * b + c + x")
     for sign, wide in (("s32", "s64"), ("u32", "u64")):

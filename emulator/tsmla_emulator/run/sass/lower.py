@@ -18,13 +18,14 @@ from .lower_flow import FLOW
 from .lower_lanes import LANES
 from .lower_memory import MEMORY
 from .lower_numbers import NUMBERS
+from .lower_tensor import TENSOR
 from .model import Instruction
 
-_LOWER: dict[str, Callable[[Code, Instruction], None]] = {**LANES, **NUMBERS, **FLOW, **MEMORY, **ASYNC}
+_LOWER: dict[str, Callable[[Code, Instruction], None]] = {**LANES, **NUMBERS, **FLOW, **MEMORY, **ASYNC, **TENSOR}
 
 
 def lower(code: Code, position: int, instruction: Instruction) -> None:
-    """Add what one instruction does. Raises MachineCodeError."""
+    """Add what one instruction does. Raises UnknownInstruction."""
     code.begin(position, instruction)
     lowering = _LOWER.get(instruction.opcode)
     if lowering is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..ptx.encoding import SPACES
-from ..ptx.lower_async import ELEMENTS, RELAXED, WGMMA_DEPTHS
+from ..ptx.lower_async import ELEMENTS, PAIR, WGMMA_DEPTHS
 from ..ptx.simple_ops import number_of
 from .code import ALL_LANES, ONE_LANE, Code
 from .lower_flow import _nothing
@@ -29,9 +29,14 @@ def _membar(code: Code, instruction: Instruction) -> None:
 
 
 def _fence(code: Code, instruction: Instruction) -> None:
-    if instruction.modifiers != ("VIEW", "ASYNC", "S"):
-        raise code.refuse()
-    code.emit("proxy_fence", imm=2)
+    """S: of shared memory, for asynchronous accesses. T: what was stored to tensor memory is there."""
+    match instruction.modifiers:
+        case ("VIEW", "ASYNC", "S"):
+            code.emit("proxy_fence", imm=2)
+        case ("VIEW", "ASYNC", "T"):
+            code.emit("tmem_wait_store")
+        case _:
+            raise code.refuse()
 
 
 def _syncs(code: Code, instruction: Instruction) -> None:
@@ -109,7 +114,7 @@ def uniform(code: Code, operand: object, behind: int = 0) -> int:
 def _load_tensor(code: Code, instruction: Instruction) -> None:
     """[UR] has the place in shared memory, the barrier and the coordinates; the other [UR] the tensor map's address."""
     rank, *rest = instruction.modifiers
-    if rest or not re.fullmatch("[1-5]D", rank) or len(instruction.operands) != 3:
+    if rest not in ([], ["2CTA"]) or not re.fullmatch("[1-5]D", rank) or len(instruction.operands) != 3:
         raise code.refuse()
     block, tensor_map, _ = instruction.operands
     count = int(rank[0])
@@ -117,7 +122,19 @@ def _load_tensor(code: Code, instruction: Instruction) -> None:
     nothing = code.constant(0)
     code.emit(
         "bulk_load_tensor", lanes=ONE_LANE, a=uniform(code, block), b=uniform(code, tensor_map),
-        c=uniform(code, block, 1), items=(*coordinates, nothing, nothing), flags=SPACES["shared::cluster"], extra=count,
+        c=uniform(code, block, 1), items=(*coordinates, nothing, nothing), extra=count,
+        flags=SPACES["shared::cluster"] | (PAIR if rest else 0),
+    )  # fmt: skip
+
+
+def _store_tensor(code: Code, instruction: Instruction) -> None:
+    """[UR] has the place in shared memory and the coordinates; the other [UR] the tensor map's address."""
+    (rank,) = instruction.modifiers
+    block, tensor_map, _ = instruction.operands
+    coordinates = tuple(uniform(code, block, 1 + i) for i in range(int(rank[0])))
+    code.emit(
+        "bulk_store_tensor", lanes=ONE_LANE, a=uniform(code, block), b=uniform(code, tensor_map), items=coordinates,
+        e=code.constant(0), extra=int(rank[0]),
     )  # fmt: skip
 
 
@@ -134,6 +151,14 @@ def _copy_bytes(code: Code, instruction: Instruction) -> None:
         "bulk_copy", lanes=ONE_LANE, a=uniform(code, to), b=uniform(code, source), c=code.scratch(),
         e=uniform(code, to, 1), items=3 * (code.constant(0),), flags=SPACES["shared::cluster"] | SPACES[origin] << 4,
     )  # fmt: skip
+
+
+def _store_async(code: Code, instruction: Instruction) -> None:
+    only(code, instruction)
+    place, value = instruction.operands
+    if not isinstance(place, Address) or place.uniform or place.base is None or place.base.suffixes != ("64",):
+        raise code.refuse()
+    code.emit("store_async", a=code.source(Register(place.base.number), 2), b=code.source(value), imm=place.offset)
 
 
 def _warpgroup(code: Code, instruction: Instruction) -> None:
@@ -194,10 +219,10 @@ def _registers(code: Code, instruction: Instruction) -> None:
             raise code.refuse()
 
 
-def _plain(name: str, **fields):
+def _plain(name: str, lanes: int = 0, **fields):
     def lowered(code: Code, instruction: Instruction) -> None:
         only(code, instruction)
-        code.emit(name, **fields)
+        code.emit(name, lanes=lanes, **fields)
 
     return lowered
 
@@ -206,6 +231,7 @@ ASYNC = {
     "BAR": _bar, "MEMBAR": _membar, "FENCE": _fence, "SYNCS": _syncs, "ARRIVES": _copies_arrive,
     "UCGABAR_ARV": _plain("cluster_arrive", flags=1), "UCGABAR_WAIT": _plain("cluster_wait"),
     "ACQBULK": _plain("grid_wait"), "PREEXIT": _plain("grid_launch"),
-    "UTMACCTL": _nothing, "UTMALDG": _load_tensor, "UBLKCP": _copy_bytes,
+    "UTMACCTL": _nothing, "UTMALDG": _load_tensor, "UTMASTG": _store_tensor,
+    "UTMACMDFLUSH": _plain("bulk_commit", lanes=ONE_LANE), "STAS": _store_async, "UBLKCP": _copy_bytes,
     "WARPGROUP": _warpgroup, "HGMMA": _wgmma, "QGMMA": _wgmma, "USETMAXREG": _registers,
 }  # fmt: skip

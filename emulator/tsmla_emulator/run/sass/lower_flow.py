@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..ptx.encoding import SIGNED
 from ..ptx.lower import SPECIAL_REGISTERS
 from ..ptx.simple_ops import number_of
-from .code import ALL_LANES, Code
+from .code import ALL_LANES, NONE, Code
 from .lower_lanes import lane_op, lanes_of, number, only
-from .model import ALWAYS, BYTES, Convergence, Instruction, Integer, Predicate, Register, Special, Target
+from .model import ALWAYS, Convergence, Instruction, Predicate, Register, Special, Target
 
 TO_WARP = 1 << 24
 _SPECIAL = {
@@ -21,7 +21,7 @@ _VOTES = {"ALL": 0, "ANY": 1, "EQ": 2}
 _BALLOT = 3
 _SHUFFLES = {"IDX": 0, "UP": 1, "DOWN": 2, "BFLY": 3}
 _ALL_OF_THREE = 0x80
-_REDUCTIONS = {"SUM": 0, "MIN": 1, "MAX": 2, "AND": 3, "OR": 4, "XOR": 5}
+_REDUCTIONS = {"": 3, "SUM": 0, "MIN": 1, "MAX": 2, "AND": 3, "OR": 4, "XOR": 5}
 
 
 def _nothing(code: Code, instruction: Instruction) -> None:
@@ -36,12 +36,23 @@ def _target(code: Code, instruction: Instruction) -> int:
 
 
 def _bra(code: Code, instruction: Instruction) -> None:
-    modifiers = only(code, instruction, "U", "DIV")
+    modifiers = only(code, instruction, "U", "DIV", "CONV", "ANY")
     target = _target(code, instruction)
     condition = instruction.operands[:-1]
-    if "DIV" in modifiers:  # lanes that are apart would go elsewhere to meet: they meet here
+    if modifiers & {"DIV", "CONV"}:  # lanes that are apart would go elsewhere to meet: they meet here
         (members,) = condition
         code.emit("warp_sync", a=code.source(members))
+        if "CONV" in modifiers:
+            code.emit("bra", target=target)
+        return
+    if "ANY" in modifiers:  # all lanes go where any of them goes
+        if condition:
+            raise code.refuse()
+        asked, inverted = code.predicate(instruction.guard)
+        if inverted:
+            raise code.refuse()
+        code.emit("vote", d=code.scratch(), a=asked, imm=_VOTES["ANY"], guard=NONE)
+        code.emit("bra", target=target, guard=code.scratch())
         return
     if not condition:
         code.emit("bra", target=target)
@@ -61,15 +72,14 @@ def _call(code: Code, instruction: Instruction) -> None:
 
 
 def _jump(code: Code, instruction: Instruction) -> None:
-    """RET.REL.NODEC R, place: to R behind the place. BRX R, place: to R behind the place behind the next instruction."""
+    """BRX and RET: to the register behind the place."""
     register, place = instruction.operands
     returns = instruction.opcode == "RET"
     if instruction.modifiers != (("REL", "NODEC") if returns else ()) or not isinstance(register, Register):
         raise code.refuse()
-    base = place.address if isinstance(place, Target) else place.value if isinstance(place, Integer) else None
-    if base is None:
+    if not isinstance(place, Target):
         raise code.refuse()
-    code.emit("jump", a=code.source(register), imm=base + (0 if returns else instruction.address + BYTES), table=True)
+    code.emit("jump", a=code.source(register), imm=place.address, table=True)
 
 
 def _convergence(name: str):
@@ -90,6 +100,10 @@ def _warpsync(code: Code, instruction: Instruction) -> None:
         return
     members = code.constant(0xFFFFFFFF) if "ALL" in modifiers else code.source(instruction.operands[0])
     code.emit("warp_sync", a=members)
+
+
+def _trap(code: Code, instruction: Instruction) -> None:
+    code.emit("trap")
 
 
 def _exit(code: Code, instruction: Instruction) -> None:
@@ -166,15 +180,19 @@ def _redux(code: Code, instruction: Instruction) -> None:
 
 
 def _r2ur(code: Code, instruction: Instruction) -> None:
-    only(code, instruction, "BROADCAST")
-    *same, result, source = instruction.operands
-    code.emit("read_uniform", d=code.result(result), a=code.source(source), items=tuple(map(code.result, same)))
+    """A predicate before the result is true in lanes that hold something else: loops over all values end with it."""
+    modifiers = only(code, instruction, "BROADCAST", "FILL")
+    *others, result, source = instruction.operands
+    code.emit(
+        "read_uniform", lanes=ALL_LANES if "FILL" in modifiers else 0, d=code.result(result), a=code.source(source),
+        items=tuple(map(code.result, others)),
+    )  # fmt: skip
 
 
 FLOW = {
     "NOP": _nothing, "YIELD": _nothing, "ERRBAR": _nothing, "CGAERRBAR": _nothing, "NANOSLEEP": _nothing,
     "BRA": _bra, "CALL": _call, "RET": _jump, "BRX": _jump, "EXIT": _exit,
     "BSSY": _convergence("begin_meeting"), "BSYNC": _convergence("meet"), "BREAK": _convergence("leave_meeting"),
-    "WARPSYNC": _warpsync, "S2R": _special, "S2UR": _special,
+    "ENDCOLLECTIVE": _trap, "BPT": _trap, "WARPSYNC": _warpsync, "S2R": _special, "S2UR": _special,
     "VOTE": _vote, "VOTEU": _vote, "SHFL": _shuffle, "ELECT": _elect, "REDUX": _redux, "CREDUX": _redux, "R2UR": _r2ur,
 }  # fmt: skip

@@ -74,7 +74,7 @@ def simple(code: Code, instruction: Instruction, name: str, result: Operand, *so
 
 
 def only(code: Code, instruction: Instruction, *known: str) -> set[str]:
-    """Return the modifiers. Raises MachineCodeError for one that is not among those known."""
+    """Return the modifiers. Raises UnknownInstruction for one that is not among those known."""
     given = set(instruction.modifiers)
     if given - set(known):
         raise code.refuse(f"modifier {', '.join(sorted(given - set(known)))}")
@@ -106,10 +106,13 @@ def _is_false(operand: Operand) -> bool:
 
 
 def _mov(code: Code, instruction: Instruction) -> None:
-    only(code, instruction)
+    """MOV.SPILL keeps a uniform register: all lanes take it, whoever is there."""
+    spills = "SPILL" in only(code, instruction, "SPILL")
     if len(instruction.operands) != 2:
         raise code.refuse()
-    simple(code, instruction, "mov.b32", *instruction.operands)
+    result, source = instruction.operands
+    lanes = ALL_LANES if spills else lanes_of(instruction)
+    code.emit(number_of("mov.b32"), lanes=lanes, d=code.result(result), a=code.source(source))
 
 
 def _cs2r(code: Code, instruction: Instruction) -> None:
@@ -127,12 +130,13 @@ def _add3(code: Code, instruction: Instruction) -> None:
     if "64" in modifiers:
         if any(p.number != ALWAYS for p in outputs) or len(rest) != 3:
             raise code.refuse()
-        name, values = "add_64", rest
+        negated = isinstance(rest[1], Register) and rest[1].negated
+        name, values = ("sub_64", [rest[0], plain(rest[1]), rest[2]]) if negated else ("add_64", rest)
     elif all(p.number == ALWAYS for p in outputs) and not rest[3:]:
         name, values, outputs = "add3", rest, []
     else:
         name, values = "add3_carry", [*rest[:3], *carries]
-    used = [] if name == "add_64" else outputs
+    used = [] if "64" in modifiers else outputs
     lane_op(code, instruction, name, [instruction.operands[0], *used], values)
 
 
@@ -154,13 +158,13 @@ def _mad(code: Code, instruction: Instruction) -> None:
         lane_op(code, instruction, "mad_carry", [result], rest)
     elif modifiers & {"X"}:
         raise code.refuse()
-    elif "MOV" in modifiers and rest[2] == _plain(rest[2]):
+    elif "MOV" in modifiers and rest[2] == plain(rest[2]):
         simple(code, instruction, "mov.b32", result, rest[2])
     else:
         lane_op(code, instruction, "mad", [result], rest)
 
 
-def _plain(operand: Operand) -> Operand:
+def plain(operand: Operand) -> Operand:
     return Register(operand.number, operand.uniform) if isinstance(operand, Register) else operand
 
 
@@ -191,9 +195,9 @@ def _lop3(code: Code, instruction: Instruction) -> None:
         raise code.refuse()
     lut = number(code, table)
     names = {0xC0: "and.b32", 0xFC: "or.b32", 0x3C: "xor.b32"}
-    if not tested and lut in names and a == _plain(a) and b == _plain(b):
+    if not tested and lut in names and a == plain(a) and b == plain(b):
         simple(code, instruction, names[lut], result, a, b)
-    elif not tested and lut == 0x33 and b == _plain(b):
+    elif not tested and lut == 0x33 and b == plain(b):
         simple(code, instruction, "not.b32", result, b)
     else:
         lane_op(code, instruction, "lop3_test" if tested else "lop3", [result, *tested], [a, b, c], lut)
@@ -342,7 +346,7 @@ def _r2p(code: Code, instruction: Instruction) -> None:
         raise code.refuse()
     for i in range(7):
         if number(code, mask) >> i & 1:
-            lane_op(code, instruction, "read_bit", [Predicate(i, group.uniform)], [_plain(source)], shift + i)
+            lane_op(code, instruction, "read_bit", [Predicate(i, group.uniform)], [plain(source)], shift + i)
 
 
 def _float(name: str) -> Callable[[Code, Instruction], None]:
@@ -385,6 +389,12 @@ def _one(name: str) -> Callable[[Code, Instruction], None]:
     return lowered
 
 
+def _leading(code: Code, instruction: Instruction) -> None:
+    if instruction.modifiers != ("U32",):
+        raise code.refuse()
+    simple(code, instruction, "bfind.u32", *instruction.operands)
+
+
 LANES = {
     "MOV": _mov, "UMOV": _mov, "CS2R": _cs2r,
     "IADD3": _add3, "UIADD3": _add3, "IMAD": _mad, "UIMAD": _mad, "LEA": _lea, "ULEA": _lea, "VIADD": _viadd,
@@ -394,4 +404,5 @@ LANES = {
     "P2R": _p2r, "UP2UR": _p2r, "R2P": _r2p,
     "FADD": _float("fadd"), "FMUL": _float("fmul"), "FFMA": _float("ffma"), "FMNMX": _fmnmx, "FMNMX3": _fmnmx,
     "MUFU": _mufu, "FCHK": _fchk, "POPC": _one("popc.b32"), "UPOPC": _one("popc.b32"), "IABS": _one("abs.s32"),
+    "UFLO": _leading,
 }  # fmt: skip

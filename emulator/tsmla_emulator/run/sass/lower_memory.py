@@ -7,11 +7,11 @@ from ..ptx.simple_ops import number_of
 from .code import Code
 from .lower_flow import _nothing
 from .lower_lanes import lanes_of, only
-from .model import ZERO, Address, Constant, Descriptor, Instruction, Integer, Operand, Predicate, Register
+from .model import ZERO, Address, Constant, Descriptor, Instruction, Integer, Operand, Predicate, Register, Scoreboard
 
 PARAM_SLOT = 4
 _SIZES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
-SECOND_BANK = "second_bank"
+_ATOMICS = {"AND": 3, "OR": 4, "XOR": 5}
 
 
 def _size(modifiers: set[str]) -> int:
@@ -131,10 +131,31 @@ def _copy(code: Code, instruction: Instruction) -> None:
 
 
 def _wait_for_copies(code: Code, instruction: Instruction) -> None:
+    """A scoreboard counts groups of copies, or of bulk stores that read shared memory, as the kernel uses it."""
     board, allowed = instruction.operands
-    if instruction.modifiers != ("LE",) or not isinstance(allowed, Integer):
+    if instruction.modifiers != ("LE",) or not isinstance(allowed, Integer) or not isinstance(board, Scoreboard):
         raise code.refuse()
-    code.emit("cp_async_wait", imm=allowed.value)
+    kinds = code.groups.get(board.number, set())
+    if len(kinds) > 1 and allowed.value:
+        raise code.refuse("groups of two kinds")
+    if not kinds:
+        code.emit("nop")
+    if "LDGDEPBAR" in kinds:
+        code.emit("cp_async_wait", imm=allowed.value)
+    if "UTMACMDFLUSH" in kinds:
+        code.emit("bulk_wait", imm=allowed.value, extra=1)
+
+
+def _atomic(code: Code, instruction: Instruction) -> None:
+    (kind,) = instruction.modifiers
+    result, place, value = instruction.operands
+    if kind not in _ATOMICS:
+        raise code.refuse()
+    base, offset = shared_address(code, place)
+    code.emit(
+        "atomic", d=code.result(result), a=base, imm=offset, b=code.source(value), flags=SPACES["shared"], width=4,
+        extra=_ATOMICS[kind],
+    )  # fmt: skip
 
 
 MEMORY = {
@@ -145,5 +166,5 @@ MEMORY = {
     "STS": lambda code, instruction: _move(code, instruction, False, "shared"),
     "LDSM": _matrix, "STSM": _matrix, "HMMA": _product, "LDGSTS": _copy,
     "LDGDEPBAR": lambda code, instruction: code.emit("cp_async_commit"),
-    "DEPBAR": _wait_for_copies, "CCTL": _nothing,
+    "ATOMS": _atomic, "DEPBAR": _wait_for_copies, "CCTL": _nothing,
 }  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ..ptx.encoding import first_sass_number
 from ..ptx.simple_ops import number_of
 from .code import Code
+from .lane_ops import lane_number
 from .lower_lanes import lane_op, lanes_of, least, only
 from .model import ZERO, Float, Instruction, Operand, Register
 
@@ -106,6 +108,52 @@ def _hmnmx2(code: Code, instruction: Instruction) -> None:
     lane_op(code, instruction, name, [result], slots)
 
 
+def _pair(name: str):
+    """Arithmetic of two floats side by side. A source is a pair of registers or one number for both."""
+
+    def lowered(code: Code, instruction: Instruction) -> None:
+        only(code, instruction)
+        result, *sources = instruction.operands
+        low, high = code.registers(result, 2, results=True)
+        halves = [_pair_source(code, operand) for operand in sources]
+        first = [half for half, _, _ in halves]
+        second = [half for _, half, _ in halves]
+        signs = sum(sign << 2 * i for i, (_, _, sign) in enumerate(halves))
+        operation = first_sass_number() + lane_number(name)
+
+        def emit(to: int, slots: list[int]) -> None:
+            code.emit(operation, d=to, flags=signs, **dict(zip("abc", slots, strict=False)))
+
+        if low not in second:
+            emit(low, first)
+            emit(high, second)
+        elif high not in first:
+            emit(high, second)
+            emit(low, first)
+        else:
+            emit(code.scratch(), first)
+            emit(high, second)
+            code.emit(number_of("mov.b32"), d=low, a=code.scratch())
+
+    return lowered
+
+
+def _pair_source(code: Code, operand: Operand) -> tuple[int, int, int]:
+    """The slots of both halves, and their sign."""
+    if isinstance(operand, Float):
+        return code.source(operand), code.source(operand), 0
+    if not isinstance(operand, Register) or operand.inverted:
+        raise code.refuse()
+    bare, sign = _bare(operand), int(operand.negated) | 2 * operand.absolute
+    if operand.suffixes == ("F32",):
+        return code.source(bare), code.source(bare), sign
+    if operand.suffixes == ("F32x2", "HI_LO"):
+        low = code.source(bare)
+        return low, code.constant(0) if bare.number == ZERO else low + 1, sign
+    raise code.refuse()
+
+
 NUMBERS = {
+    "FADD2": _pair("fadd"), "FMUL2": _pair("fmul"), "FFMA2": _pair("ffma"),
     "F2FP": _f2fp, "I2F": _i2f, "F2I": _f2i, "HADD2": _hadd2, "HFMA2": _hfma2, "HMNMX2": _hmnmx2, "VHMNMX": _hmnmx2,
 }  # fmt: skip

@@ -7,12 +7,12 @@ import functools
 import math
 import struct
 from pathlib import Path
-from typing import ClassVar
 
 from ..machine import Launch
 from ..ptx import model as ptx
 from ..ptx.encoding import op_number
 from ..ptx.program import PACK, Program
+from .decode import decoded
 from .code import NONE, SLOTS, Code, Op, text_of
 from .kernel import RESERVED_SHARED, Kernel, kernels
 from .lower import lower
@@ -48,7 +48,6 @@ class MachineProgram(Program):
     """A kernel's machine code in the interpreter's form."""
 
     kernel: Kernel
-    lockstep: ClassVar[bool] = True
 
     def block_bytes(self, launch: Launch) -> int:
         return second_bank(self.kernel) + len(self.kernel.constants)
@@ -72,7 +71,7 @@ def second_bank(kernel: Kernel) -> int:
 
 @functools.lru_cache(maxsize=32)
 def machine_code_module(library: Path) -> ptx.Module:
-    """Return the kernels of a library as their machine code has them. Raises MachineCodeError."""
+    """Return the kernels of a library as their machine code has them. Raises UnknownInstruction, and MachineCodeError for bits that are none."""
     entries, programs, target = {}, {}, ""
     for kernel in kernels(library).values():
         program = build_program(kernel)
@@ -84,19 +83,13 @@ def machine_code_module(library: Path) -> ptx.Module:
 
 
 def build_program(kernel: Kernel) -> MachineProgram:
-    """Lower every instruction of a kernel. Raises MachineCodeError for the first that is not known."""
-    return lowered(kernel, _instructions(kernel))
-
-
-def _instructions(kernel: Kernel) -> list[Instruction]:
-    from .text import disassembled
-
-    return disassembled(kernel.code, kernel.architecture)
+    """Lower every instruction of a kernel. Raises UnknownInstruction for the first that is not known."""
+    return lowered(kernel, decoded(kernel.code, kernel.architecture))
 
 
 def lowered(kernel: Kernel, instructions: list[Instruction]) -> MachineProgram:
     """Lower these instructions as the kernel's code."""
-    code = Code(kernel.architecture, second_bank(kernel))
+    code = Code(kernel.architecture, second_bank(kernel), instructions)
     first = []
     for position, instruction in enumerate(instructions):
         first.append(len(code.ops))
