@@ -127,11 +127,13 @@ Step await_loads(Context& c) {
 
 }  // namespace
 
-// What the system leaves in its part of shared memory: zeros, and a barrier for the allocations of a pair's tensor
-// memory.
+// What the system leaves in its part of shared memory, as code for sm_100a takes it: zeros, and how the CTAs of a pair
+// take turns when they allocate tensor memory. Each has a barrier of one arrival and the parity that it waits for next,
+// with which the even one comes first.
 void open_reserved(Cta& cta) {
-  constexpr u32 kPairBarrier = 0x58;
+  constexpr u32 kPairBarrier = 0x58, kPairParity = 0x60;
   std::fill_n(cta.shared.begin(), kSharedBase, u8(0));
+  cta.shared[kPairParity] = cta.rank % 2 ? 0 : 1;
   std::fill_n(cta.shadow.begin(), kSharedBase, u8(kWritten));
   std::fill_n(cta.shadow.begin() + kPairBarrier, 8, u8(kBarrier));
   Mbarrier& b = cta.mbarriers.emplace_back();
