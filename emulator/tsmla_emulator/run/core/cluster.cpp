@@ -300,7 +300,8 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
       for (u32 i = 0; i < 32; i++) set |= (p[i] & 1u) << i;
       mask &= in.bits & 1 ? ~set : set;
     }
-    if (in.bits & 24 && mask) mask = in.bits & 8 ? ~0u : mask & -mask;
+    if (in.bits & 24 && mask)
+      mask = in.bits & 8 ? ~0u : machine.options.elect_highest ? 1u << (31 - __builtin_clz(mask)) : mask & -mask;
     count++;
     if (counts) counts->executed(w, g->pc, mask);
     if (w.trace) w.trace->executed(g->pc, mask);

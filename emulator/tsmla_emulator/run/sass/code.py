@@ -87,14 +87,15 @@ class Code:
         self.products: set[int] = set()
         """Slots of registers that products of warpgroups have for operands."""
         self.groups: dict[int, set[str]] = {}
-        """Scoreboard -> which instructions count groups of copies with it."""
+        """Scoreboard -> which instructions count groups of copies with it. Bulk stores free it when they have read."""
         self.load_boards = 0
         """Bit i: loads of tensor memory free scoreboard i."""
         for instruction in instructions:
-            board = instruction.control.result
-            if board is not None and instruction.opcode in ("LDGDEPBAR", "UTMACMDFLUSH"):
-                self.groups.setdefault(board, set()).add(instruction.opcode)
-            if board is not None and instruction.opcode == "LDTM":
+            control, opcode = instruction.control, instruction.opcode
+            board = control.operands if opcode == "UTMACMDFLUSH" else control.result
+            if board is not None and opcode in ("LDGDEPBAR", "UTMACMDFLUSH"):
+                self.groups.setdefault(board, set()).add(opcode)
+            if board is not None and opcode == "LDTM":
                 self.load_boards |= 1 << board
         self._current: Instruction
         self._position = 0

@@ -153,6 +153,13 @@ def _copy_bytes(code: Code, instruction: Instruction) -> None:
     )  # fmt: skip
 
 
+def _flush(code: Code, instruction: Instruction) -> None:
+    only(code, instruction)
+    if instruction.control.operands is None or instruction.control.result is not None:
+        raise code.refuse("a group of bulk stores that is waited for to its end")
+    code.emit("bulk_commit", lanes=ONE_LANE)
+
+
 def _store_async(code: Code, instruction: Instruction) -> None:
     only(code, instruction)
     place, value = instruction.operands
@@ -232,6 +239,6 @@ ASYNC = {
     "UCGABAR_ARV": _plain("cluster_arrive", flags=1), "UCGABAR_WAIT": _plain("cluster_wait"),
     "ACQBULK": _plain("grid_wait"), "PREEXIT": _plain("grid_launch"),
     "UTMACCTL": _nothing, "UTMALDG": _load_tensor, "UTMASTG": _store_tensor,
-    "UTMACMDFLUSH": _plain("bulk_commit", lanes=ONE_LANE), "STAS": _store_async, "UBLKCP": _copy_bytes,
+    "UTMACMDFLUSH": _flush, "STAS": _store_async, "UBLKCP": _copy_bytes,
     "WARPGROUP": _warpgroup, "HGMMA": _wgmma, "QGMMA": _wgmma, "USETMAXREG": _registers,
 }  # fmt: skip
