@@ -8,8 +8,22 @@ from collections.abc import Sequence
 from ..ptx.encoding import FIRST_FREE_SLOT, op_number
 from ..ptx.model import PtxError
 from .model import (
-    ALWAYS, ALWAYS_DONE, ZERO, Constant, Convergence, Descriptor, Float, Instruction, Integer, Operand, Predicate,
-    Predicates, Register, Scoreboard, Special, Target,
+    ALWAYS,
+    ALWAYS_DONE,
+    ZERO,
+    Constant,
+    Convergence,
+    Descriptor,
+    Float,
+    Instruction,
+    Integer,
+    Operand,
+    Predicate,
+    Predicates,
+    Register,
+    Scoreboard,
+    Special,
+    Target,
 )  # fmt: skip
 from .model import Address as Place
 
@@ -210,7 +224,9 @@ def _operand_text(operand: Operand | None) -> str:
             text = f"|{text}|" if operand.absolute else text
             return f"{'-' * operand.negated}{'~' * operand.inverted}{text}"
         case Predicate():
-            return f"{'!' * operand.negated}{'U' * operand.uniform}P{'T' if operand.number == ALWAYS else operand.number}"
+            return (
+                f"{'!' * operand.negated}{'U' * operand.uniform}P{'T' if operand.number == ALWAYS else operand.number}"
+            )
         case Predicates():
             return "U" * operand.uniform + "PR"
         case Integer():

@@ -64,12 +64,14 @@ def _integer(op) -> None:
        "u64 s = u64(u32((u64(c) << 32 | a) << imm >> 32)) + b; d = u32(s); p = s >> 32")  # fmt: skip
     op("lea_hi_sx", "u32", "s32 i32", "d = u32(u64(s64(a)) << imm >> 32) + b")
     op("lea_hi_sx_carry", "u32", "s32 i32 pred", "d = u32(u64(s64(a)) << imm >> 32) + b + c")
-    terms = " | ".join(
-        f"((imm >> {row} & 1 ? ~0u : 0u) & {' & '.join(('' if row >> 2 - i & 1 else '~') + n for i, n in enumerate('abc'))})"
-        for row in range(8)
-    )
+    terms = " | ".join(f"((imm >> {row} & 1 ? ~0u : 0u) & {_term(row)})" for row in range(8))
     op("lop3", "u32", "i32 i32 i32", f"d = {terms}")
     op("lop3_test", "u32 pred", "i32 i32 i32", f"d = {terms}; p = d != 0")
+
+
+def _term(row: int) -> str:
+    """The bits where a, b and c are those of a row of a table of three."""
+    return " & ".join(("" if row >> 2 - i & 1 else "~") + name for i, name in enumerate("abc"))
 
 
 def _shifts(op) -> None:
@@ -145,8 +147,18 @@ def _halves(op) -> None:
     op("half_operand", "u32", "u32", "d = half_operand(a, imm)")
     for half in ("f16", "bf16"):
         for name in ("max", "min"):
-            op(f"h{name}_{half}", "u32", "u32 u32", f"d = halves(a, b, [](u16 l, u16 r) {{ return {name}_of_{half}(l, r); }})")
-        op(f"hfma_{half}", "u32", "u32 u32 u32", f"d = fma_of_{half}(a, b, c) | fma_of_{half}(a >> 16, b >> 16, c >> 16) << 16")
+            op(
+                f"h{name}_{half}",
+                "u32",
+                "u32 u32",
+                f"d = halves(a, b, [](u16 l, u16 r) {{ return {name}_of_{half}(l, r); }})",
+            )
+        op(
+            f"hfma_{half}",
+            "u32",
+            "u32 u32 u32",
+            f"d = fma_of_{half}(a, b, c) | fma_of_{half}(a >> 16, b >> 16, c >> 16) << 16",
+        )
 
 
 LANE_OPS = _table()

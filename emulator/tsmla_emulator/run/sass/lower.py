@@ -14,14 +14,18 @@ from collections.abc import Callable
 
 from .code import Code
 from .lower_async import ASYNC
+from .lower_floats import FLOATS
 from .lower_flow import FLOW
 from .lower_lanes import LANES
 from .lower_memory import MEMORY
 from .lower_numbers import NUMBERS
+from .lower_predicates import PREDICATES
 from .lower_tensor import TENSOR
 from .model import Instruction
 
-_LOWER: dict[str, Callable[[Code, Instruction], None]] = {**LANES, **NUMBERS, **FLOW, **MEMORY, **ASYNC, **TENSOR}
+_LOWER: dict[str, Callable[[Code, Instruction], None]] = {
+    **LANES, **PREDICATES, **FLOATS, **NUMBERS, **FLOW, **MEMORY, **ASYNC, **TENSOR,
+}  # fmt: skip
 
 
 def lower(code: Code, position: int, instruction: Instruction) -> None:
@@ -30,4 +34,7 @@ def lower(code: Code, position: int, instruction: Instruction) -> None:
     lowering = _LOWER.get(instruction.opcode)
     if lowering is None:
         raise code.refuse()
-    lowering(code, instruction)
+    try:
+        lowering(code, instruction)
+    except ValueError as error:  # operands of another number
+        raise code.refuse() from error

@@ -8,10 +8,10 @@ from ..ptx.encoding import SPACES
 from ..ptx.lower_async import ELEMENTS, PAIR, WGMMA_DEPTHS
 from ..ptx.simple_ops import number_of
 from .code import ALL_LANES, ONE_LANE, Code
+from .lane_steps import number, only
 from .lower_flow import _nothing
-from .lower_lanes import number, only
 from .lower_memory import shared_address
-from .model import ALWAYS, ZERO, Address, Descriptor, Instruction, Integer, Predicate, Register, Scoreboard
+from .model import ALWAYS, ZERO, Address, Descriptor, Instruction, Predicate, Register, Scoreboard
 
 _INIT_NEEDS_NO_FENCE = 1 << 23
 _MOST_ARRIVALS = 0x100000
@@ -59,7 +59,9 @@ def _initialise(code: Code, instruction: Instruction) -> None:
     base, offset = shared_address(code, place)
     low = code.source(value, 2)
     code.emit(number_of("shr.u32"), lanes=ALL_LANES, d=code.scratch(), a=low, b=code.constant(1))
-    code.emit(number_of("sub.s32"), lanes=ALL_LANES, d=code.scratch(), a=code.constant(_MOST_ARRIVALS), b=code.scratch())
+    code.emit(
+        number_of("sub.s32"), lanes=ALL_LANES, d=code.scratch(), a=code.constant(_MOST_ARRIVALS), b=code.scratch()
+    )
     code.emit(
         "mbarrier_init", lanes=ONE_LANE, a=base, imm=offset, b=code.scratch(),
         flags=SPACES["shared"] | _INIT_NEEDS_NO_FENCE,
@@ -144,9 +146,7 @@ def _copy_bytes(code: Code, instruction: Instruction) -> None:
         raise code.refuse()
     to, source, size, *_ = instruction.operands
     origin = "global" if instruction.modifiers[1] == "G" else "shared::cta"
-    code.emit(
-        number_of("shl.b32"), lanes=ALL_LANES, d=code.scratch(), a=uniform(code, size), b=code.constant(4)
-    )
+    code.emit(number_of("shl.b32"), lanes=ALL_LANES, d=code.scratch(), a=uniform(code, size), b=code.constant(4))
     code.emit(
         "bulk_copy", lanes=ONE_LANE, a=uniform(code, to), b=uniform(code, source), c=code.scratch(),
         e=uniform(code, to, 1), items=3 * (code.constant(0),), flags=SPACES["shared::cluster"] | SPACES[origin] << 4,
@@ -207,7 +207,15 @@ def _wgmma(code: Code, instruction: Instruction) -> None:
     scale = code.plain_predicate(added)
     code.products.update(results + rows)
     code.emit(
-        "wgmma", b=b, c=scale, items=results + rows, extra=columns, imm=int(found[2]), width=len(rows), flags=flags, **names
+        "wgmma",
+        b=b,
+        c=scale,
+        items=results + rows,
+        extra=columns,
+        imm=int(found[2]),
+        width=len(rows),
+        flags=flags,
+        **names,
     )
     if last is not None:
         code.emit("wgmma_commit")

@@ -6,7 +6,7 @@ from ..ptx.encoding import SIGNED
 from ..ptx.lower import SPECIAL_REGISTERS
 from ..ptx.simple_ops import number_of
 from .code import ALL_LANES, NONE, Code
-from .lower_lanes import lane_op, lanes_of, number, only
+from .lane_steps import lane_op, lanes_of, only
 from .model import ALWAYS, Convergence, Instruction, Predicate, Register, Special, Target
 
 TO_WARP = 1 << 24

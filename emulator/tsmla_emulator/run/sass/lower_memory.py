@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..ptx.encoding import SIGNED, SPACES, WIDE_ADDRESS
 from ..ptx.simple_ops import number_of
 from .code import Code
+from .lane_steps import lanes_of, only
 from .lower_flow import _nothing
-from .lower_lanes import lanes_of, only
 from .model import ZERO, Address, Constant, Descriptor, Instruction, Integer, Operand, Predicate, Register, Scoreboard
 
 PARAM_SLOT = 4
@@ -30,13 +30,22 @@ def _constant(code: Code, instruction: Instruction) -> None:
     if place.index is None or place.index.number == ZERO:
         code.emit("load_constant", lanes=_lanes(instruction), items=items, imm=first + place.offset, width=width)
         return
-    code.emit(number_of("add.s64"), lanes=_lanes(instruction), d=code.scratch(), a=PARAM_SLOT, b=code.constant(first, 2))
+    code.emit(
+        number_of("add.s64"), lanes=_lanes(instruction), d=code.scratch(), a=PARAM_SLOT, b=code.constant(first, 2)
+    )
     code.emit(number_of("cvt.u64.u32"), lanes=_lanes(instruction), d=code.scratch(1), a=code.source(place.index))
     code.emit(number_of("add.s64"), lanes=_lanes(instruction), d=code.scratch(), a=code.scratch(), b=code.scratch(1))
     flags = SPACES["param"] | WIDE_ADDRESS
     element = min(width, 4)
     code.emit(
-        "load", lanes=_lanes(instruction), a=code.scratch(), imm=place.offset, flags=flags, width=element, items=items, extra=4
+        "load",
+        lanes=_lanes(instruction),
+        a=code.scratch(),
+        imm=place.offset,
+        flags=flags,
+        width=element,
+        items=items,
+        extra=4,
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ..ptx.encoding import first_sass_number
 from ..ptx.simple_ops import number_of
 from .code import Code
-from .lane_ops import lane_number
-from .lower_lanes import lane_op, lanes_of, least, only
+from .lane_steps import lane_op, lanes_of, least, only
 from .model import ZERO, Float, Instruction, Operand, Register
 
 _HALVES = {(): 0, ("H1_H0",): 0, ("H0_H0",): 1, ("H1_H1",): 2}
+_PARTS: dict[tuple[str, ...], int] = {(): 0, ("H0",): 0, ("H1",): 16}
 _NEGATED, _ABSOLUTE = 4, 8
 
 
@@ -24,10 +23,9 @@ def _f2fp(code: Code, instruction: Instruction) -> None:
             lane_op(code, instruction, f"pack_{small.lower()}", [result], sources)
         case ("F16", "E4M3" | "E5M2" as small, "UNPACK_B"):
             (source,) = sources
-            shift = {(): 0, ("H0",): 0, ("H1",): 16}.get(getattr(source, "suffixes", None))
-            if shift is None or not isinstance(source, Register):
+            if not isinstance(source, Register) or source.suffixes not in _PARTS:
                 raise code.refuse()
-            lane_op(code, instruction, f"unpack_{small.lower()}", [result], [_bare(source)], shift)
+            lane_op(code, instruction, f"unpack_{small.lower()}", [result], [_bare(source)], _PARTS[source.suffixes])
         case _:
             raise code.refuse()
 
@@ -40,7 +38,13 @@ def _i2f(code: Code, instruction: Instruction) -> None:
     modifiers = only(code, instruction, "U32", "U16", "RP", "RZ")
     result, source = instruction.operands
     if "U16" in modifiers:
-        code.emit(number_of("and.b32"), lanes=lanes_of(instruction), d=code.scratch(), a=code.source(source), b=code.constant(0xFFFF))
+        code.emit(
+            number_of("and.b32"),
+            lanes=lanes_of(instruction),
+            d=code.scratch(),
+            a=code.source(source),
+            b=code.constant(0xFFFF),
+        )
     kind = "u32" if modifiers & {"U32", "U16"} else "s32"
     rounding = "_rp" if "RP" in modifiers else "_rz" if "RZ" in modifiers else ""
     value = code.scratch() if "U16" in modifiers else source
@@ -108,52 +112,6 @@ def _hmnmx2(code: Code, instruction: Instruction) -> None:
     lane_op(code, instruction, name, [result], slots)
 
 
-def _pair(name: str):
-    """Arithmetic of two floats side by side. A source is a pair of registers or one number for both."""
-
-    def lowered(code: Code, instruction: Instruction) -> None:
-        only(code, instruction)
-        result, *sources = instruction.operands
-        low, high = code.registers(result, 2, results=True)
-        halves = [_pair_source(code, operand) for operand in sources]
-        first = [half for half, _, _ in halves]
-        second = [half for _, half, _ in halves]
-        signs = sum(sign << 2 * i for i, (_, _, sign) in enumerate(halves))
-        operation = first_sass_number() + lane_number(name)
-
-        def emit(to: int, slots: list[int]) -> None:
-            code.emit(operation, d=to, flags=signs, **dict(zip("abc", slots, strict=False)))
-
-        if low not in second:
-            emit(low, first)
-            emit(high, second)
-        elif high not in first:
-            emit(high, second)
-            emit(low, first)
-        else:
-            emit(code.scratch(), first)
-            emit(high, second)
-            code.emit(number_of("mov.b32"), d=low, a=code.scratch())
-
-    return lowered
-
-
-def _pair_source(code: Code, operand: Operand) -> tuple[int, int, int]:
-    """The slots of both halves, and their sign."""
-    if isinstance(operand, Float):
-        return code.source(operand), code.source(operand), 0
-    if not isinstance(operand, Register) or operand.inverted:
-        raise code.refuse()
-    bare, sign = _bare(operand), int(operand.negated) | 2 * operand.absolute
-    if operand.suffixes == ("F32",):
-        return code.source(bare), code.source(bare), sign
-    if operand.suffixes == ("F32x2", "HI_LO"):
-        low = code.source(bare)
-        return low, code.constant(0) if bare.number == ZERO else low + 1, sign
-    raise code.refuse()
-
-
 NUMBERS = {
-    "FADD2": _pair("fadd"), "FMUL2": _pair("fmul"), "FFMA2": _pair("ffma"),
     "F2FP": _f2fp, "I2F": _i2f, "F2I": _f2i, "HADD2": _hadd2, "HFMA2": _hfma2, "HMNMX2": _hmnmx2, "VHMNMX": _hmnmx2,
 }  # fmt: skip

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 from ..ptx.encoding import SPACES
 from ..ptx.lower_async import MULTICAST
-from .code import ONE_LANE, Code
+from .code import NONE, ONE_LANE, Code
+from .lane_steps import only
 from .lower_async import uniform
 from .lower_flow import _nothing
-from .lower_lanes import only
 from .model import ZERO, Descriptor, Instruction, Operand, Register
 
 _KINDS = {"UTCHMMA": 0, "UTCQMMA": 2}
 _A_IN_TENSOR_MEMORY, _WEIGHT_STATIONARY = 1 << 4, 1 << 5
+_LARGEST = 1 << 4 | 1 << 6
 
 
 def _described(code: Code, operand: Operand, kind: str) -> Register:
@@ -55,18 +58,24 @@ def _commit(code: Code, instruction: Instruction) -> None:
 
 
 def _move(code: Code, instruction: Instruction) -> None:
+    """LDTM.STAT also gives the largest of what it loads, NaN aside, in the first register."""
     load = instruction.opcode == "LDTM"
-    (repeat,) = instruction.modifiers
-    values, place = instruction.operands if load else instruction.operands[::-1]
-    if not repeat[1:].isdigit() or repeat[0] != "x":
+    found = re.fullmatch(r"(STAT\.)?x(\d+)(\.MAX\.F32)?", ".".join(instruction.modifiers))
+    if found is None or bool(found[1]) != bool(found[3]) or (found[1] and not load):
         raise code.refuse()
-    count = int(repeat[1:])
+    *largest, values, place = instruction.operands if load else instruction.operands[::-1]
+    if len(largest) != bool(found[1]):
+        raise code.refuse()
+    count = int(found[2])
     base = code.source(_described(code, place, "tmem"))
     offset = place.offset if isinstance(place, Descriptor) else 0
     items = code.registers(values, count, results=load)
     board = instruction.control.result
     width = board + 1 if load and board is not None else 0
-    code.emit("tmem_load" if load else "tmem_store", a=base, imm=offset, items=items, extra=count, width=width)
+    code.emit(
+        "tmem_load" if load else "tmem_store", d=code.result(largest[0]) if largest else NONE, a=base, imm=offset,
+        items=items, extra=count, width=width, flags=_LARGEST if largest else 0,
+    )  # fmt: skip
 
 
 def _columns(code: Code, instruction: Instruction) -> None:
@@ -75,9 +84,7 @@ def _columns(code: Code, instruction: Instruction) -> None:
             found, first, count = instruction.operands
             group = 2 if "2CTA" in instruction.modifiers else 1
             items = (code.result(found),)
-            code.emit(
-                "tmem_find", lanes=ONE_LANE, d=code.result(first), a=code.source(count), items=items, extra=group
-            )
+            code.emit("tmem_find", lanes=ONE_LANE, d=code.result(first), a=code.source(count), items=items, extra=group)
         case ("AND",):
             old, kept = instruction.operands
             if old != Register(ZERO, True):

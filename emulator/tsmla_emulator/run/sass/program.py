@@ -12,8 +12,8 @@ from ..machine import Launch
 from ..ptx import model as ptx
 from ..ptx.encoding import op_number
 from ..ptx.program import PACK, Program
+from .code import SLOTS, Code, Op, text_of
 from .decode import decoded
-from .code import NONE, SLOTS, Code, Op, text_of
 from .kernel import RESERVED_SHARED, Kernel, kernels
 from .lower import lower
 from .model import BYTES, Instruction
@@ -71,7 +71,10 @@ def second_bank(kernel: Kernel) -> int:
 
 @functools.lru_cache(maxsize=32)
 def machine_code_module(library: Path) -> ptx.Module:
-    """Return the kernels of a library as their machine code has them. Raises UnknownInstruction, and MachineCodeError for bits that are none."""
+    """Return the kernels of a library as their machine code has them.
+
+    Raises UnknownInstruction, and MachineCodeError for bits that are no instruction.
+    """
     entries, programs, target = {}, {}, ""
     for kernel in kernels(library).values():
         program = build_program(kernel)
