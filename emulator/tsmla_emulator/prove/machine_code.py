@@ -1,0 +1,137 @@
+"""Runs a kernel's calls twice, from PTX and from machine code, and tells what differs in the memory that it wrote.
+
+ptxas may make one fused multiply-add of a product and a sum that PTX does not round on its own (`mul.f32`, `add.f32`
+without `.rn`). Where it does, results differ in the last bits. `contracted` does the same to PTX, so that any other
+difference shows.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+from tsmla.identity.variant import Variant
+
+from ..run import emulate
+from ..run.host.compile import Compiled
+from ..run.machine import Options
+from ..run.ptx.model import Address, Entry, Instruction, Module, Operand, Pair, Register, Vector
+from .check import Verdict, check
+
+_SUMS = {"add.f32": "mul.f32", "sub.f32": "mul.f32", "add.f32x2": "mul.f32x2"}
+"""A sum -> the product that ptxas makes one instruction of with it."""
+_WITHOUT_RESULT = {"st", "red", "bra", "bar", "barrier", "ret", "exit", "cp", "mbarrier", "fence", "tcgen05", "wgmma"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What two runs of a variant's calls came to.
+
+    differs: memory that differs after a call, by the call's number and the region's name.
+    only_contracted: nothing differs from PTX in which products and sums are one instruction.
+    """
+
+    ptx: Verdict
+    machine_code: Verdict
+    differs: tuple[str, ...]
+    only_contracted: bool
+
+
+def compare(
+    variant: Variant,
+    options: Options = Options(),  # noqa: B008 -- frozen
+    compiled: Callable[[Variant], Compiled] | None = None,
+) -> Comparison:
+    """Run the calls of `check` both ways. Raises what `check` raises."""
+    from_ptx = check(variant, dataclasses.replace(options, machine_code=False), compiled=compiled)
+    from_code = check(variant, dataclasses.replace(options, machine_code=True), compiled=compiled)
+    differs = _differences(from_ptx, from_code)
+    same = False
+    if differs:
+        real = emulate.Emulation._module
+        with mock.patch.object(emulate.Emulation, "_module", lambda gpu, text: contracted(real(gpu, text))):
+            again = check(variant, dataclasses.replace(options, machine_code=False), compiled=compiled)
+        same = not _differences(again, from_code)
+    return Comparison(from_ptx, from_code, differs, same)
+
+
+def _differences(one: Verdict, other: Verdict) -> tuple[str, ...]:
+    found = [] if len(one.calls) == len(other.calls) else [f"{len(one.calls)} and {len(other.calls)} calls"]
+    for number, (a, b) in enumerate(zip(one.calls, other.calls, strict=False)):
+        found += [f"call {number}: {name}" for name in a.memory if a.memory[name] != b.memory.get(name)]
+    return tuple(found)
+
+
+def contracted(module: Module) -> Module:
+    """Return PTX in which each sum takes the product that only it uses, as ptxas does."""
+    module = copy.deepcopy(module)
+    for entry in module.entries.values():
+        _contract(entry)
+    return module
+
+
+def _contract(entry: Entry) -> None:
+    made: dict[Register, list[int]] = collections.defaultdict(list)
+    used: collections.Counter[Register] = collections.Counter()
+    for position, instruction in enumerate(entry.instructions):
+        results = 0 if instruction.opcode.split(".")[0] in _WITHOUT_RESULT else 1
+        for register in _registers(instruction.operands[:results]):
+            made[register].append(position)
+        used.update(_registers(instruction.operands[results:]))
+    taken: set[int] = set()
+    after = [*map(lambda instruction: [instruction], entry.instructions)]
+    for position, instruction in enumerate(entry.instructions):
+        if instruction.opcode not in _SUMS or instruction.guard:
+            continue
+        for factor in instruction.operands[1:]:
+            if not isinstance(factor, Register) or used[factor] != 1 or len(made[factor]) != 1:
+                continue
+            product = entry.instructions[made[factor][0]]
+            if product.opcode == _SUMS[instruction.opcode] and not product.guard and made[factor][0] not in taken:
+                taken.add(made[factor][0])
+                after[position] = _fused(entry, instruction, product, factor, position)
+                after[made[factor][0]] = []
+                break
+    places = []
+    together: list[Instruction] = []
+    for instructions in after:
+        places.append(len(together))
+        together += instructions
+    places.append(len(together))
+    entry.instructions = together
+    entry.labels = {name: places[position] for name, position in entry.labels.items()}
+
+
+def _fused(
+    entry: Entry, total: Instruction, product: Instruction, factor: Register, position: int
+) -> list[Instruction]:
+    """One multiply-add, behind a negation where the sum subtracts."""
+    result, x, y = total.operands
+    a, b = product.operands[1:]
+    other = y if factor == x else x
+    kind = total.opcode.split(".")[-1]
+    before = []
+    if total.opcode.startswith("sub"):
+        minus = Register(f"%minus{position}", "f32")
+        entry.registers[minus.name] = minus
+        before = [dataclasses.replace(total, opcode="neg.f32", operands=(minus, other if factor == x else a))]
+        other, a = (minus, a) if factor == x else (other, minus)
+    return [*before, dataclasses.replace(total, opcode=f"fma.rn.{kind}", operands=(result, a, b, other))]
+
+
+def _registers(operands: tuple[Operand, ...]) -> Iterator[Register]:
+    for operand in operands:
+        match operand:
+            case Register():
+                yield operand
+            case Vector():
+                yield from _registers(operand.items)
+            case Pair():
+                yield from _registers((operand.first, operand.second))
+            case Address():
+                if isinstance(operand.base, Register):
+                    yield operand.base
+                yield from _registers(operand.coordinates)
