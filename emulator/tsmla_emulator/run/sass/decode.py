@@ -24,7 +24,7 @@ from tsmla_emulator.run.sass.model import (
     Register,
     Target,
 )
-from tsmla_emulator.run.sass.tables import forms
+from tsmla_emulator.run.sass.tables import NO_OPERANDS, NO_RESULT, forms
 
 UNIFORM_BITS = {"sm_90a": 6, "sm_100a": 8, "sm_103a": 8}
 """Architecture -> bits of a uniform register's number."""
@@ -81,10 +81,14 @@ class _Ready:
     def _control(self, word: int) -> Control:
         stall, yields, reuse = word >> 105 & 15, not word >> 109 & 1, word >> 122 & 7
         result, operands = word >> 110 & 7, word >> 113 & 7
+        if word >> 116 & 63 and not self.form.awaits:
+            raise MachineCodeError(f"it awaits scoreboards {word >> 116 & 63:#b}")
         if word >> 125 & 1:
             raise MachineCodeError("bit 125 is set")
-        if 6 in (result, operands):
-            raise MachineCodeError("scoreboard 6")
+        if result != 7 and (result == 6 or self.form.code in NO_RESULT):
+            raise MachineCodeError(f"its result frees scoreboard {result}")
+        if operands != 7 and (operands == 6 or self.form.code in NO_OPERANDS):
+            raise MachineCodeError(f"its operands free scoreboard {operands}")
         if not yields and not 1 <= stall <= 11:
             raise MachineCodeError(f"a stall count of {stall} without a yield")
         if reuse & ~(0 if yields else self.form.reuse):

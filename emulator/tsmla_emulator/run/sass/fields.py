@@ -115,7 +115,7 @@ def flag(bit: int, name: str) -> Choice:
 class Reg(Field):
     """A register. The signs are single bits, if there are any.
 
-    silent: not printed where it is RZ. absent: it has to be RZ, and is not printed.
+    silent: not printed where it is RZ. absent: it has to be RZ, and is not printed. present: it has to be another.
     again: another operand's field as well.
     """
 
@@ -127,6 +127,7 @@ class Reg(Field):
     suffix: str = ""
     silent: bool = False
     absent: bool = False
+    present: bool = False
     again: bool = False
     uniform: bool = False
     width: int = 8
@@ -146,8 +147,8 @@ class Reg(Field):
 
     def read(self, word: int) -> Register | None:
         number = self.number(word)
-        if self.absent and number != ZERO:
-            raise MachineCodeError(f"a register in bits {self.first} to {self.first + self.width - 1}")
+        if self.absent and number != ZERO or self.present and number == ZERO:
+            raise MachineCodeError(f"register {number} in bits {self.first} to {self.first + self.width - 1}")
         if number == ZERO and (self.silent or self.absent):
             return None
         negated, absolute, inverted = (
@@ -260,7 +261,8 @@ class Flt(Field):
 
 @dataclasses.dataclass(frozen=True)
 class Const(Field):
-    """A place in constant memory: bank in bits 54 to 58, offset, and maybe an index register."""
+    """A place in constant memory: bank in bits 54 to 58, offset, and maybe an index register, printed unless it is RZ
+    and there is an offset."""
 
     first: int
     width: int
@@ -272,12 +274,15 @@ class Const(Field):
 
     def read(self, word: int) -> Constant:
         offset = signed(word >> self.first & bits(0, self.width), self.width)
-        return Constant(word >> 54 & 31, offset, self.index.read(word) if self.index else None)
+        index = self.index.read(word) if self.index else None
+        if index is not None and index.number == ZERO and offset:
+            index = None
+        return Constant(word >> 54 & 31, offset, index)
 
 
 @dataclasses.dataclass(frozen=True)
 class Addr(Field):
-    """An address in square brackets. `named`: a zero uniform register is printed where there is a base register."""
+    """An address in square brackets. A base register RZ is not printed where there is a uniform register."""
 
     base: Reg | None = None
     uniform: Reg | None = None
@@ -290,9 +295,12 @@ class Addr(Field):
 
     def read(self, word: int) -> Address:
         base = self.base.read(word) if self.base else None
-        if base is not None and base.number == ZERO and self.uniform:
-            base = None
         offset = signed(word >> self.first & bits(0, self.width), self.width) if self.width else 0
+        if base is not None and base.number == ZERO and not base.suffixes:
+            if self.uniform:
+                base = None
+            elif offset:
+                raise MachineCodeError(f"an address without a register, {offset:#x}")
         return Address(base, self.uniform.read(word) if self.uniform else None, offset)
 
 

@@ -78,6 +78,7 @@ class Form:
     fixed: bits that tell this form from others of the same code, or that always have one value.
     uniform: the guard is a uniform predicate.
     reuse: sources that may stay in the reuse cache, bit 0 to 2 for the first to the third.
+    awaits: it may await scoreboards in its bits for the scheduler.
     """
 
     code: int
@@ -86,6 +87,7 @@ class Form:
     fixed: Fixed = dataclasses.field(default_factory=dict)
     uniform: bool = False
     reuse: int = 0
+    awaits: bool = True
 
     @property
     def fields(self) -> int:
@@ -110,9 +112,9 @@ class Form:
 
 
 def form(code: int, name: str, *operands: Field, parts: Sequence[str | Choice] = (), fixed: Fixed | None = None,
-         uniform: bool = False, reuse: int = 0) -> Form:  # fmt: skip
+         uniform: bool = False, reuse: int = 0, awaits: bool = True) -> Form:  # fmt: skip
     """Return a form. `name` is printed first; `parts` follow."""
-    return Form(code, (*name.split("."), *parts), operands, dict(fixed or {}), uniform, reuse)
+    return Form(code, (*name.split("."), *parts), operands, dict(fixed or {}), uniform, reuse, awaits)
 
 
 def arithmetic(

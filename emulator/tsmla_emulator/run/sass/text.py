@@ -116,19 +116,23 @@ def _control(word: int) -> Control:
 
 def _operands(opcode: str, modifiers: list[str], text: str, word: int, address: int) -> list[Operand]:
     if opcode in ("BRX", "RET"):  # a register and a place, with no comma between them
-        text = text.replace(" ", ", ", 1)
+        text = text.strip().replace(" ", ", ", 1)
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
-    found = [_operand(part, opcode, "BF16_V2" in modifiers, word >> 32 & 0xFFFFFFFF) for part in parts]
+    packed, bf16 = opcode in ("HADD2", "HFMA2"), "BF16_V2" in modifiers
+    found: list[Operand] = []
+    for position, part in enumerate(parts):
+        if "QNAN" in part or "SNAN" in part:  # the text has no payload
+            number = word >> 32 & 0xFFFFFFFF
+            high_half = position == len(parts) - 2
+            found.append(Float(number >> 16 if high_half else number & 0xFFFF, 16) if packed else Float(number))
+        else:
+            found.append(_plain(part, packed, bf16))
+    if opcode == "BRX" and len(found) == 1:  # a distance of 0 is not printed
+        found.append(Integer(0))
     if opcode in _JUMPS and found and isinstance(found[-1], Integer):
         # of BRX, the distance from the next instruction is printed
         found[-1] = Target(found[-1].value + (address + BYTES if opcode == "BRX" else 0))
     return found
-
-
-def _operand(text: str, opcode: str, bf16: bool, immediate: int) -> Operand:
-    if "QNAN" in text or "SNAN" in text:  # the text has no payload
-        return Float(immediate)
-    return _plain(text, "H" in opcode[:2] and opcode.endswith("2"), bf16)
 
 
 @functools.cache
@@ -148,9 +152,9 @@ def _plain(text: str, packed: bool, bf16: bool) -> Operand:
         return _address(text[1:-1])
     if match := _DESCRIPTOR.match(text):
         where = _address(match["place"])
-        assert where.base is None and where.uniform is not None
+        register = where.uniform or Register(ZERO, uniform=True)  # of which nothing is printed before an offset
         inner = _address(match["address"]) if match["address"] else None
-        return Descriptor(match["kind"], where.uniform, where.offset, inner, _suffixes(match["suffixes"]))
+        return Descriptor(match["kind"], register, where.offset, inner, _suffixes(match["suffixes"]))
     if re.match(r"[-+]?(\d|INF)", text):
         return _float(text, packed, bf16)
     return _source(text)

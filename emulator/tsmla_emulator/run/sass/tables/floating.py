@@ -18,8 +18,7 @@ COMPARISON = Choice(
     4,
     ("F", "LT", "EQ", "LE", "GT", "NE", "GE", "NUM", "NAN", "LTU", "EQU", "LEU", "GTU", "NEU", "GEU", "T"),
 )
-SCALE = Choice(84, 3, {1: "D8", 2: "D4", 3: "D2", 4: "", 5: "M2", 6: "M4", 7: "M8"})
-FMZ, NAN = flag(76, "FMZ"), flag(81, "NAN")
+NAN = flag(81, "NAN")
 
 
 def half(first: int) -> Choice:
@@ -36,22 +35,24 @@ def paired(slot: str, first: int, width: int = 3) -> Source:
     return Source(slot, "-||", "float", part=pair(first, width))
 
 
+SPECIAL = {0: "COS", 1: "SIN", 2: "EX2", 3: "LG2", 4: "RCP", 5: "RSQ", 8: "SQRT", 9: "TANH"}
 TYPES = Choice(85, 1, ("", "BF16_V2"))
 
 BOTH: list[Form] = [
     # one number
-    *arithmetic(0x020, "FMUL", (1, 4, 6), D, FA, FB, parts=(SCALE, FMZ, FTZ, ROUNDING, SATURATE)),
+    *arithmetic(0x020, "FMUL", (1, 4, 6), D, FA, FB, parts=(FTZ, ROUNDING, SATURATE),
+                fixed={(84, 3): 4}),
     *arithmetic(0x021, "FADD", (1,), D, FA, LAST, parts=(FTZ, ROUNDING, SATURATE)),
     *arithmetic(0x021, "FADD", (2,), D, FA, FC, parts=(FTZ, ROUNDING, SATURATE)),
-    *arithmetic(0x023, "FFMA", (1, 2, 4, 6), D, FA, FB, FC, parts=(FMZ, FTZ, ROUNDING, SATURATE)),
+    *arithmetic(0x023, "FFMA", (1, 2, 4, 6), D, FA, FB, FC, parts=(FTZ, ROUNDING, SATURATE)),
     *arithmetic(0x008, "FSEL", (1, 4, 6), D, FA, FB, P87, parts=(FTZ,)),
     *arithmetic(0x009, "FMNMX", (1, 4), D, FA, FB, P87, parts=(FTZ, NAN)),
     *arithmetic(0x00B, "FSETP", (1, 4), P81, P84, FA, FB, P87, parts=(COMPARISON, FTZ, BOOLEAN)),
     *arithmetic(0x102, "FCHK", (1, 4), P81, FA, FB, registers=""),
     # packed halves
     *arithmetic(
-        0x030, "HADD2.F32", (1,), D, Source("a", "-"), Source("b", "-||", part=half(60), reuse=2), parts=(SATURATE, FTZ),
-        fixed={(78, 1): 1},
+        0x030, "HADD2.F32", (1,), D, Source("a", "-"), Source("b", "-||", part=half(60), reuse=2), parts=(FTZ, SATURATE),
+        fixed={(78, 1): 1}, registers="b",
     ),
     # conversions
     *arithmetic(
@@ -79,12 +80,8 @@ BOTH: list[Form] = [
         for sign, names in ((0, ("U8", "U16", "U32")), (1, ("S8", "S16", "")))
     ),
     # special functions
-    *(
-        form(code, "MUFU", D, source, parts=(
-            Choice(74, 4, ("COS", "SIN", "EX2", "LG2", "RCP", "RSQ", "RCP64H", "RSQ64H", "SQRT", "TANH")),
-        ))
-        for code, source in ((0x308, Reg(32, negated=63, absolute=62)), (0x908, Flt(32)))
-    ),
+    form(0x308, "MUFU", D, Reg(32, negated=63, absolute=62), parts=(Choice(74, 4, SPECIAL),)),
+    form(0x908, "MUFU", D, Flt(32), parts=(Choice(74, 4, SPECIAL),)),
 ]  # fmt: skip
 
 HOPPER: list[Form] = [
@@ -113,11 +110,11 @@ HOPPER: list[Form] = [
 BLACKWELL: list[Form] = [
     *arithmetic(0x076, "FMNMX3", (1,), D, FA, FB, FC, P87, parts=(FTZ, NAN)),
     *arithmetic(0x049, "FFMA2", (1, 6), D, paired("a", 81), paired("b", 87, 2), paired("c", 84),
-                parts=(FMZ, FTZ, ROUNDING)),
-    *arithmetic(0x049, "FFMA2", (2,), D, paired("a", 81), paired("b", 87, 2), FC, parts=(FMZ, FTZ, ROUNDING),
+                parts=(FTZ, ROUNDING)),
+    *arithmetic(0x049, "FFMA2", (2,), D, paired("a", 81), paired("b", 87, 2), FC, parts=(FTZ, ROUNDING),
                 fixed={(84, 3): 2}),
-    *arithmetic(0x04A, "FMUL2", (1, 6), D, paired("a", 81), paired("b", 87, 2), parts=(FMZ, FTZ, ROUNDING)),
-    *arithmetic(0x04A, "FMUL2", (4,), D, paired("a", 81), FB, parts=(FMZ, FTZ, ROUNDING), fixed={(87, 3): 2}),
+    *arithmetic(0x04A, "FMUL2", (1, 6), D, paired("a", 81), paired("b", 87, 2), parts=(FTZ, ROUNDING)),
+    *arithmetic(0x04A, "FMUL2", (4,), D, paired("a", 81), FB, parts=(FTZ, ROUNDING), fixed={(87, 3): 2}),
     *arithmetic(0x04B, "FADD2", (1,), D, paired("a", 81), dataclasses.replace(paired("b", 84), reuse=2), parts=(FTZ, ROUNDING)),
     *arithmetic(0x04B, "FADD2", (2,), D, paired("a", 81), FC, parts=(FTZ, ROUNDING), fixed={(84, 3): 2}),
     form(

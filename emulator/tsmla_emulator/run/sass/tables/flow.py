@@ -13,7 +13,8 @@ BIT91 = {(91, 1): 1}
 UNLESS = Pred(87, 90, silent=True)
 """A second condition of a branch."""
 
-BAR = (Choice(77, 3, ("SYNC", "ARV")), flag(80, "DEFER_BLOCKING"))
+WAITS = (flag(80, "DEFER_BLOCKING"),)
+ARRIVES = {(77, 1): 1}
 
 BOTH: list[Form] = [
     form(0x947, "BRA", UNLESS, FAR),
@@ -24,12 +25,13 @@ BOTH: list[Form] = [
     form(0x918, "NOP"),
     form(0x95D, "NANOSLEEP", Int(32), parts=(flag(84, "SYNCS"),), fixed=ALWAYS87),
     # barriers: the number and the count of threads are registers or numbers
-    form(0x51D, "BAR", Reg(32), Int(42, 12, silent=0), parts=BAR),
-    form(0xB1D, "BAR", Int(54, 4), Int(42, 12, silent=0), parts=BAR),
+    form(0x51D, "BAR.SYNC", Reg(32), Int(42, 12, silent=0), parts=WAITS),
+    form(0x51D, "BAR.ARV", Reg(32), Int(42, 12), fixed=ARRIVES),
+    form(0xB1D, "BAR.SYNC", Int(54, 4), Int(42, 12, silent=0), parts=WAITS),
+    form(0xB1D, "BAR.ARV", Int(54, 4), Int(42, 12), fixed=ARRIVES),
     form(0x9C7, "UCGABAR_ARV", fixed=BIT91, uniform=True),
     form(0xDC7, "UCGABAR_WAIT", fixed=BIT91, uniform=True),
     form(0x91A, "DEPBAR.LE", Board("SB", 44, 6), Int(38, 6), fixed={(47, 1): 1}),
-    form(0x3C6, "FENCE.VIEW.ASYNC", parts=(Choice(72, 2, ("S", "G", "T")),)),
     # a launch that depends on another
     form(0x82D, "PREEXIT"),
     form(0x82E, "ACQBULK"),
@@ -45,6 +47,7 @@ HOPPER: list[Form] = [
     form(0x949, "BRX", Reg(24), FAR, fixed=ALWAYS87),
     form(0x945, "BSSY", Barrier(), NEAR, fixed=ALWAYS87),
     form(0x941, "BSYNC", Barrier(), fixed=ALWAYS87),
+    form(0x3C6, "FENCE.VIEW.ASYNC", parts=(Choice(72, 2, ("S", "G")),)),
 ]
 
 MEETING = Choice(73, 1, ("", "RECONVERGENT"))
@@ -58,9 +61,10 @@ BLACKWELL: list[Form] = [
     form(0x348, "WARPSYNC.COLLECTIVE", Reg(24), FAR, fixed={**ALWAYS87, (86, 1): 1}),
     form(0x948, "WARPSYNC.COLLECTIVE.ALL", FAR, fixed={**ALWAYS87, (86, 1): 1}),
     form(0x948, "WARPSYNC.ALL", fixed=ALWAYS87),
+    form(0x3C6, "FENCE.VIEW.ASYNC", parts=(Choice(72, 2, ("S", "G", "T")),)),
     form(0x91B, "ENDCOLLECTIVE", fixed=ALWAYS87),
     form(0x946, "YIELD", fixed=ALWAYS87),
-    form(0x31D, "BAR", Reg(32), Reg(32, again=True), parts=BAR),
-    form(0x95C, "BPT.TRAP", Int(34, 20), fixed={(84, 2): 3}),
+    form(0x31D, "BAR.SYNC", Reg(32), Reg(32, again=True), parts=WAITS),
+    form(0x95C, "BPT.TRAP", Int(34, 3, silent=0), fixed={(84, 2): 3}),
     form(0x84C, "UVIRTCOUNT.DEALLOC.SMPOOL", Int(32), uniform=True),
 ]

@@ -80,7 +80,7 @@ def products(code: int, name: str, kinds: tuple[int, ...], d: Field, carry: dict
     return [
         *arithmetic(code, name, kinds, d, *carry_out, PLAIN_A, PLAIN_B, SC, parts=(UNSIGNED,),
                     fixed={**NO_CARRY_IN, **carry}, uniform=uniform),
-        *arithmetic(code, name, kinds, d, *carry_out, PLAIN_A, PLAIN_B, SC, carry_in, parts=(UNSIGNED, "X"),
+        *arithmetic(code, name, kinds, d, *carry_out, PLAIN_A, PLAIN_B, XC, carry_in, parts=(UNSIGNED, "X"),
                     fixed={(74, 1): 1, **carry}, uniform=uniform),
     ]  # fmt: skip
 
@@ -123,7 +123,7 @@ HOPPER: list[Form] = [
     *adds(0x010, "IADD3", (1, 4, 6), D, SILENT, (P87, P77), False),
     *adds(0x090, "UIADD3", (1, 4), UD, USILENT, (UP87, UP77), True),
     *adds(0x097, "UIADD3.64", (1, 4), UD, USILENT, (UP87, UP77), True),
-    *arithmetic(0x048, "VIMNMX", (1, 4, 6), D, A, B, P87, parts=(TYPE, RELU), fixed={(81, 6): 0x3F}),
+    *arithmetic(0x048, "VIMNMX", (1, 4, 6), D, A, PLAIN_B, P87, parts=(TYPE, RELU), fixed={(81, 6): 0x3F}),
     form(0x2BF, "UPOPC", UD, ureg(32, inverted=63), fixed={(91, 1): 1}, uniform=True),
     *arithmetic(0x096, "UPRMT", (4,), UD, A, B, C, uniform=True),
     form(0x89C, "UPLOP3.LUT", UP81, UP84, UP87, UP77, upred(68, 71), TruthTable(), Int(16, 8), uniform=True),
@@ -133,10 +133,10 @@ BLACKWELL: list[Form] = [
     *adds(0x010, "IADD3", (1, 4, 6), D, (P81, P84), (P87, P77), False),
     *adds(0x090, "UIADD3", (1, 4), UD, (UP81, UP84), (UP87, UP77), True),
     *adds(0x097, "UIADD3.64", (1, 4), UD, (UP81, UP84), (UP87, UP77), True),
-    *arithmetic(0x048, "VIMNMX", (1, 4, 6), D, P81, P84, A, B, P87, parts=(TYPE, RELU)),
+    *arithmetic(0x048, "VIMNMX", (1, 4, 6), D, P81, P84, A, PLAIN_B, P87, parts=(TYPE, RELU)),
     form(0xD09, "POPC", D, ureg(32, inverted=63), fixed={(91, 1): 1}),
     form(
-        0x2BD, "UFLO", upred(81, silent=True), UD, ureg(32, inverted=63), parts=(Choice(73, 1, ("U32", "")),),
+        0x2BD, "UFLO", UD, upred(81, silent=True), ureg(32, inverted=63), parts=(Choice(73, 1, ("U32", "")),),
         fixed={(91, 1): 1}, uniform=True,
     ),
 ]  # fmt: skip

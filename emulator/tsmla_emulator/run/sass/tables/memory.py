@@ -9,6 +9,7 @@ from tsmla_emulator.run.sass.tables.parts import P81, SIZE, UD, D
 BIT91 = {(91, 1): 1}
 BASE = Reg(24)
 WIDE = Reg(24, suffix="64")
+CONSTANT_SIZE = Choice(73, 3, ("U8", "S8", "U16", "S16", "", "64"))
 EVICTION = Choice(84, 3, ("EF", "", "EL", "LU", "EU", "NA"))
 PREFETCH = ("", "LTC64B", "LTC128B", "LTC256B")
 DIMENSIONS = Choice(79, 3, ("1D", "2D", "3D", "4D", "5D"))
@@ -39,7 +40,7 @@ BOTH: list[Form] = [
     form(0x388, "STS", shared(None), Reg(32), parts=(SIZE,)),
     form(0x988, "STS", shared(64), Reg(32), parts=(SIZE,), fixed=BIT91),
     # constants
-    form(0xB82, "LDC", D, Const(38, 16, Reg(24, silent=True)), parts=(SIZE,)),
+    form(0xB82, "LDC", D, Const(38, 16, Reg(24)), parts=(CONSTANT_SIZE,)),
     # caches and order
     form(0x98F, "CCTL.IVALL", fixed={(24, 8): 0xFF, (87, 4): 4}),
     form(
@@ -93,7 +94,7 @@ def copies(prefetch: int, size: Choice, one: int) -> list[Form]:
 HOPPER: list[Form] = [
     *barriers(70, 72),
     *copies(71, Choice(73, 3, {4: "", 5: "64", 6: "128"}), 70),
-    form(0xAB9, "ULDC", UD, Const(38, 16), parts=(SIZE,), uniform=True),
+    form(0xAB9, "ULDC", UD, Const(38, 16), parts=(CONSTANT_SIZE,), uniform=True),
     form(
         0x3BA, "UBLKCP.S.S", Addr(uniform=ureg(32)), Addr(uniform=ureg(24)), ureg(64), fixed={(73, 2): 3, **BIT91},
         uniform=True,
@@ -128,11 +129,11 @@ ATOMIC = (Choice(87, 4, ("ADD", "MIN", "MAX", "INC", "DEC", "AND", "OR", "XOR", 
 BLACKWELL: list[Form] = [
     *barriers(76, 72),
     *copies(72, Choice(74, 2, ("", "64", "128")), 83),
-    form(0x7AC, "LDCU", UD, Const(37, 17, ureg(24, silent=True)), parts=(SIZE,), fixed=BIT91, uniform=True),
+    form(0x7AC, "LDCU", UD, Const(37, 17, ureg(24)), parts=(SIZE,), fixed=BIT91, uniform=True),
     form(0x38C, "ATOMS", D, shared(None), Reg(32), parts=ATOMIC),
     form(0x98C, "ATOMS", D, shared(64), Reg(32), parts=ATOMIC, fixed=BIT91),
     form(
-        0xDBD, "STAS", Addr(WIDE, None, 40, 24), Reg(32), parts=(Choice(73, 3, {4: "", 5: "64", 6: "128"}),),
+        0xDBD, "STAS", Addr(Reg(24, suffix="64", present=True), None, 40, 24), Reg(32), parts=(Choice(73, 3, {4: "", 5: "64", 6: "128"}),),
         fixed={(64, 8): 0xFF, (90, 1): 1, **BIT91},
     ),
     form(

@@ -21,7 +21,7 @@ VOTE = Choice(72, 2, ("ALL", "ANY", "EQ"))
 SHUFFLE = (Choice(58, 2, ("IDX", "UP", "DOWN", "BFLY")),)
 
 BOTH: list[Form] = [
-    *arithmetic(0x002, "MOV", (1, 4), D, B, LANES),
+    *arithmetic(0x002, "MOV", (1, 4, 6), D, B, LANES),
     *arithmetic(0x082, "UMOV", (6,), UD, B, uniform=True),
     form(0x882, "UMOV", UD, Int(32), uniform=True),
     *arithmetic(0x007, "SEL", (1, 4, 6), D, A, B, P87),
@@ -48,13 +48,12 @@ BOTH: list[Form] = [
 R2UR_PREDICATE = Pred(81, silent=True)
 
 HOPPER: list[Form] = [
-    *arithmetic(0x002, "MOV", (6,), D, B, LANES),
     form(0x2CA, "R2UR", R2UR_PREDICATE, UD, Reg(24), reuse=1),
     form(0x883, "UP2UR", UD, AllPredicates(uniform=True), ureg(24), Int(32), fixed={(91, 1): 1}, uniform=True),
 ]
 
 BLACKWELL: list[Form] = [
-    *arithmetic(0x002, "MOV", (6,), D, B, LANES, parts=(flag(88, "SPILL"),)),
+    *arithmetic(0x002, "MOV.SPILL", (6,), D, B, fixed={(72, 4): 0xF, (88, 1): 1}),
     form(0x2CA, "R2UR", R2UR_PREDICATE, UD, Reg(24), parts=(Choice(86, 2, ("", "FILL", "BROADCAST")),), reuse=1),
     form(
         0x2CC, "CREDUX", UD, Reg(24), parts=(Choice(79, 1, ("MAX", "MIN")), Choice(73, 2, ("", "S32"))), reuse=1

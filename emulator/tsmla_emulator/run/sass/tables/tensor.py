@@ -33,11 +33,13 @@ HOPPER: list[Form] = [
     form(0xDF3, "QGMMA", D, Reg(24), Desc("gdesc", ureg(32)), Reg(64), KEEPS, GROUP, parts=BYTE,
          fixed=WARPGROUP_FIXED),
     form(0x9C5, "WARPGROUP", parts=(Choice(79, 2, ("ARRIVE", "WAIT")),)),
-    form(0x9C5, "WARPGROUP.DEPBAR.LE", Board("gsb", 44, 1), Int(72, 3), fixed={(47, 1): 1, (80, 1): 1}),
+    form(0x9C5, "WARPGROUP.DEPBAR.LE", Board("gsb", 44, 1), Int(72, 3), fixed={(47, 1): 1, (80, 1): 1},
+         awaits=False),
 ]  # fmt: skip
 
 PAIR = flag(85, "2CTA")
-SHAPE = Choice(83, 3, ("", "x2", "x4", "x8", "x16", "x32", "x64", "x128"))
+REPEATS = {1: "x2", 2: "x4", 3: "x8", 4: "x16", 5: "x32", 6: "x64", 7: "x128"}
+SHAPE = Choice(83, 3, {0: "", **REPEATS})
 TENSOR_OFFSET = ((40, 24), (72, 8))
 LANES32 = {(81, 2): 2, **BIT91}
 """Each thread has a lane of its own; other shapes share lanes."""
@@ -66,7 +68,7 @@ BLACKWELL: list[Form] = [
     ),
     form(0x3E9, "UTCBAR", Addr(uniform=ureg(24)), ureg(32), fixed={(64, 8): 0xFF, **BIT91}, parts=(PAIR,),
          uniform=True),
-    form(0x3E9, "UTCBAR", Addr(uniform=ureg(24)), ureg(32), ureg(64), fixed={(75, 1): 1, **BIT91},
+    form(0x3E9, "UTCBAR", Addr(uniform=ureg(24)), ureg(32), ureg(64, silent=True), fixed={(75, 1): 1, **BIT91},
          parts=(PAIR, "MULTICAST"), uniform=True),
     form(0x5E3, "UTCATOMSWS", UP81, UD, ureg(32), parts=(PAIR, "FIND_AND_SET", flag(75, "ALIGN")), fixed=BIT91,
          uniform=True),
@@ -79,7 +81,7 @@ BLACKWELL: list[Form] = [
 
 BLACKWELL_ULTRA: list[Form] = [
     *BLACKWELL,
-    form(0x5EE, "LDTM.STAT", Reg(24), D, Desc("tmem", ureg(32), offset=TENSOR_OFFSET), parts=(SHAPE, *STATISTICS),
+    form(0x5EE, "LDTM.STAT", Reg(24), D, Desc("tmem", ureg(32), offset=TENSOR_OFFSET), parts=(Choice(83, 3, REPEATS), *STATISTICS),
          fixed=LANES32, uniform=True),
 ]  # fmt: skip
 
