@@ -157,7 +157,11 @@ def _why(candidates: list[_Ready] | tuple[()], word: int) -> str:
 
 
 def _renamed(found: Instruction) -> Instruction:
-    """Name a product that is a move, a sum or a shift as nvdisasm does. What it computes is the same product and sum."""
+    """Return a product with the name that nvdisasm gives it where it is a move, a sum or a shift.
+
+    What it computes is the product and the sum that IMAD stands for, whatever its name. (A factor of 2^16 is no shift
+    to nvdisasm 13.5.)
+    """
     if found.modifiers not in ((), ("U32",)):
         return found
     _, a, b, c = found.operands

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tsmla_emulator.run.sass.fields import Choice, Field, Flt, Int, Reg, bits
 
 OPCODE = bits(0, 12)
 GUARD = bits(12, 4)
 CONTROL = bits(105, 21)
-UNIFORM = bits(91)
-"""Bits 0 to 11 are the opcode with the kinds of its operands, 12 to 15 the guard, 105 to 125 are for the scheduler. Bit
-91 is set in most instructions that read uniform registers."""
+"""Bits 0 to 11 are the opcode with the kinds of its operands, 12 to 15 the guard, 105 to 125 are for the scheduler."""
 
 Fixed = Mapping[tuple[int, int], int]
 """(first bit, width) -> the value that these bits have in this form. All bits that are nowhere mentioned are 0."""
@@ -37,9 +35,9 @@ class Source:
     uniform: bool = False
     reuse: int = 0
 
-    def place(self, kinds: int) -> Field:
-        """Return the field, for the kinds of operands in bits 9 to 11 of the opcode."""
-        first, what = (24, "register") if self.slot == "a" else KINDS[kinds]["bc".index(self.slot)]
+    def place(self, kind: Kind) -> Field:
+        """Return the field, for these kinds of the second and the third source."""
+        first, what = {"a": (24, "register"), "b": kind.b, "c": kind.c}[self.slot]
         if what == "number":
             return Flt(32) if self.immediate == "float" else Int(32, signed=self.immediate == "signed")
         negate, absolute = SIGNS[first]
@@ -54,15 +52,27 @@ class Source:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What the second and the third source of an arithmetic instruction are, and where they stand.
+
+    code: bits 9 to 11 of the opcode.
+    """
+
+    code: int
+    b: tuple[int, str]
+    c: tuple[int, str]
+
+
 KINDS = {
-    1: ((32, "register"), (64, "register")),
-    2: ((64, "register"), (32, "number")),
-    4: ((32, "number"), (64, "register")),
-    6: ((32, "uniform"), (64, "register")),
-    7: ((64, "register"), (32, "uniform")),
+    "rr": Kind(1, (32, "register"), (64, "register")),
+    "rn": Kind(2, (64, "register"), (32, "number")),
+    "nr": Kind(4, (32, "number"), (64, "register")),
+    "ur": Kind(6, (32, "uniform"), (64, "register")),
+    "ru": Kind(7, (64, "register"), (32, "uniform")),
 }
-"""Bits 9 to 11 of an arithmetic instruction's opcode -> where the second and the third source stand, and what they are.
-3 and 5 are constant memory, which no kernel here reads this way."""
+"""Kinds by their letters: r for a register, u for a uniform one, n for a number. Codes 3 and 5 are for constant memory,
+which no kernel here reads this way."""
 
 SIGNS = {24: (72, 73), 32: (63, 62), 64: (75, 74)}
 """First bit of a source register -> the bits that negate it and take its absolute value, unless a form has others."""
@@ -118,17 +128,18 @@ def form(code: int, name: str, *operands: Field, parts: Sequence[str | Choice] =
 
 
 def arithmetic(
-    code: int, name: str, kinds: Iterable[int], *operands: Field | Source, parts: Sequence[str | Choice] = (),
+    code: int, name: str, kinds: str, *operands: Field | Source, parts: Sequence[str | Choice] = (),
     fixed: Fixed | None = None, uniform: bool = False, registers: str = "abc",
 ) -> list[Form]:  # fmt: skip
-    """Return the forms of an arithmetic instruction, one for each of the `kinds` of its operands.
+    """Return the forms of an arithmetic instruction, one for each of the `kinds` of its second and third source.
 
     code: bits 0 to 8.
     uniform: all registers are uniform ones.
     registers: sources that may stay in the reuse cache.
     """
     found = []
-    for kind in kinds:
+    for letters in kinds.split():
+        kind = KINDS[letters]
         placed, reuse = [], 0
         for operand in operands:
             if isinstance(operand, Source):
@@ -138,9 +149,9 @@ def arithmetic(
             else:
                 place = operand
             placed.append(dataclasses.replace(place, uniform=True) if uniform and isinstance(place, Reg) else place)
-        bit91 = {(91, 1): 1} if uniform or kind in (6, 7) else {}
+        bit91 = {(91, 1): 1} if uniform or "u" in letters else {}
         found.append(
-            Form(kind << 9 | code, (*name.split("."), *parts), tuple(placed), {**bit91, **(fixed or {})}, uniform,
+            Form(kind.code << 9 | code, (*name.split("."), *parts), tuple(placed), {**bit91, **(fixed or {})}, uniform,
                  0 if uniform else reuse)
         )  # fmt: skip
     return found

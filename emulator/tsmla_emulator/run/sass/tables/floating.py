@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from tsmla_emulator.run.sass.fields import Choice, Flt, Reg, flag, ureg
 from tsmla_emulator.run.sass.forms import Form, Source, arithmetic, form
-from tsmla_emulator.run.sass.tables.parts import BOOLEAN, FTZ, P81, P84, P87, ROUNDING, SATURATE, D
+from tsmla_emulator.run.sass.tables.parts import BIT91, BOOLEAN, FTZ, NO24, NO64, P81, P84, P87, ROUNDING, SATURATE, D
 
 FA, FB, FC = (Source(slot, "-||", "float") for slot in "abc")
 
@@ -31,8 +29,8 @@ def pair(first: int, width: int = 3) -> Choice:
     return Choice(first, width, ("F32x2.HI_LO", "F32x2.LO_HI", "F32"))
 
 
-def paired(slot: str, first: int, width: int = 3) -> Source:
-    return Source(slot, "-||", "float", part=pair(first, width))
+def paired(slot: str, first: int, width: int = 3, reuse: int = 0) -> Source:
+    return Source(slot, "-||", "float", part=pair(first, width), reuse=reuse)
 
 
 SPECIAL = {0: "COS", 1: "SIN", 2: "EX2", 3: "LG2", 4: "RCP", 5: "RSQ", 8: "SQRT", 9: "TANH"}
@@ -40,25 +38,23 @@ TYPES = Choice(85, 1, ("", "BF16_V2"))
 
 BOTH: list[Form] = [
     # one number
-    *arithmetic(0x020, "FMUL", (1, 4, 6), D, FA, FB, parts=(FTZ, ROUNDING, SATURATE),
-                fixed={(84, 3): 4}),
-    *arithmetic(0x021, "FADD", (1,), D, FA, LAST, parts=(FTZ, ROUNDING, SATURATE)),
-    *arithmetic(0x021, "FADD", (2,), D, FA, FC, parts=(FTZ, ROUNDING, SATURATE)),
-    *arithmetic(0x023, "FFMA", (1, 2, 4, 6), D, FA, FB, FC, parts=(FTZ, ROUNDING, SATURATE)),
-    *arithmetic(0x008, "FSEL", (1, 4, 6), D, FA, FB, P87, parts=(FTZ,)),
-    *arithmetic(0x009, "FMNMX", (1, 4), D, FA, FB, P87, parts=(FTZ, NAN)),
-    *arithmetic(0x00B, "FSETP", (1, 4), P81, P84, FA, FB, P87, parts=(COMPARISON, FTZ, BOOLEAN)),
-    *arithmetic(0x102, "FCHK", (1, 4), P81, FA, FB, registers=""),
+    *arithmetic(0x020, "FMUL", "rr nr ur", D, FA, FB, parts=(FTZ, ROUNDING, SATURATE), fixed={(84, 3): 4}),
+    *arithmetic(0x021, "FADD", "rr", D, FA, LAST, parts=(FTZ, ROUNDING, SATURATE)),
+    *arithmetic(0x021, "FADD", "rn", D, FA, FC, parts=(FTZ, ROUNDING, SATURATE)),
+    *arithmetic(0x023, "FFMA", "rr rn nr ur", D, FA, FB, FC, parts=(FTZ, ROUNDING, SATURATE)),
+    *arithmetic(0x008, "FSEL", "rr nr ur", D, FA, FB, P87, parts=(FTZ,)),
+    *arithmetic(0x009, "FMNMX", "rr nr", D, FA, FB, P87, parts=(FTZ, NAN)),
+    *arithmetic(0x00B, "FSETP", "rr nr", P81, P84, FA, FB, P87, parts=(COMPARISON, FTZ, BOOLEAN)),
+    *arithmetic(0x102, "FCHK", "rr nr", P81, FA, FB, registers=""),
     # packed halves
     *arithmetic(
-        0x030, "HADD2.F32", (1,), D, Source("a", "-"), Source("b", "-||", part=half(60), reuse=2), parts=(FTZ, SATURATE),
-        fixed={(78, 1): 1}, registers="b",
+        0x030, "HADD2.F32", "rr", D, Source("a", "-"), Source("b", "-||", part=half(60), reuse=2),
+        parts=(FTZ, SATURATE), fixed={(78, 1): 1}, registers="b",
     ),
     # conversions
     *arithmetic(
-        0x03E, "F2FP", (1,), D, Source("a"), Source("b"),
+        0x03E, "F2FP", "rr", D, Source("a"), Source("b"), NO64,
         parts=(flag(77, "SATFINITE"), flag(75, "RELU"), Choice(76, 1, ("F16", "BF16")), "F32", "PACK_AB"),
-        fixed={(64, 8): 0xFF},
     ),
     form(
         0x23E, "F2FP.SATFINITE", D, Reg(24), Reg(32), Reg(64),
@@ -66,8 +62,8 @@ BOTH: list[Form] = [
         fixed={(77, 2): 3, (87, 1): 1, (90, 1): 1}, reuse=7,
     ),
     form(
-        0x23E, "F2FP.F16.E4M3.UNPACK_B", D, Reg(32, part=Choice(88, 1, ("", "H1"))),
-        fixed={(24, 8): 0xFF, (64, 8): 0xFF, (73, 2): 3, (89, 1): 1}, reuse=2,
+        0x23E, "F2FP.F16.E4M3.UNPACK_B", D, NO24, Reg(32, part=Choice(88, 1, ("", "H1"))), NO64,
+        fixed={(73, 2): 3, (89, 1): 1}, reuse=2,
     ),
     form(
         0x305, "F2I", D, Reg(32, negated=63, absolute=62),
@@ -76,7 +72,7 @@ BOTH: list[Form] = [
     ),
     *(
         form(code, "I2F", D, source, parts=(Choice(84, 2, names), ROUNDING), fixed={(74, 1): sign, (76, 1): 1, **bit91})
-        for code, source, bit91 in ((0x306, Reg(32), {}), (0xD06, ureg(32), {(91, 1): 1}))
+        for code, source, bit91 in ((0x306, Reg(32), {}), (0xD06, ureg(32), BIT91))
         for sign, names in ((0, ("U8", "U16", "U32")), (1, ("S8", "S16", "")))
     ),
     # special functions
@@ -86,7 +82,7 @@ BOTH: list[Form] = [
 
 HOPPER: list[Form] = [
     *arithmetic(
-        0x031, "HFMA2", (1,), D, Source("a", "-||", part=half(74)), Source("b", "-||", part=half(60)),
+        0x031, "HFMA2", "rr", D, Source("a", "-||", part=half(74)), Source("b", "-||", part=half(60)),
         Source("c", "-||", part=half(81), negated=84, absolute=83), parts=(TYPES, FTZ, SATURATE),
     ),
     form(
@@ -94,11 +90,11 @@ HOPPER: list[Form] = [
         Flt(32, 16), parts=(TYPES, FTZ, SATURATE), reuse=3,
     ),
     *arithmetic(
-        0x040, "HMNMX2", (1,), D, Source("a", "-||", part=half(74)), Source("b", "-||", part=half(60)), P87,
+        0x040, "HMNMX2", "rr", D, Source("a", "-||", part=half(74)), Source("b", "-||", part=half(60)), P87,
         parts=(TYPES, FTZ, NAN),
     ),
     *arithmetic(
-        0x047, "VHMNMX", (1,), D, Source("a", "-||", part=half(74)), Source("b", "-||", part=half(60)),
+        0x047, "VHMNMX", "rr", D, Source("a", "-||", part=half(74)), Source("b", "-||", part=half(60)),
         Source("c", "-||", part=half(76), negated=84, absolute=83), P87, parts=(TYPES, FTZ, NAN),
     ),
     form(
@@ -108,15 +104,15 @@ HOPPER: list[Form] = [
 ]  # fmt: skip
 
 BLACKWELL: list[Form] = [
-    *arithmetic(0x076, "FMNMX3", (1,), D, FA, FB, FC, P87, parts=(FTZ, NAN)),
-    *arithmetic(0x049, "FFMA2", (1, 6), D, paired("a", 81), paired("b", 87, 2), paired("c", 84),
+    *arithmetic(0x076, "FMNMX3", "rr", D, FA, FB, FC, P87, parts=(FTZ, NAN)),
+    *arithmetic(0x049, "FFMA2", "rr ur", D, paired("a", 81), paired("b", 87, 2), paired("c", 84),
                 parts=(FTZ, ROUNDING)),
-    *arithmetic(0x049, "FFMA2", (2,), D, paired("a", 81), paired("b", 87, 2), FC, parts=(FTZ, ROUNDING),
+    *arithmetic(0x049, "FFMA2", "rn", D, paired("a", 81), paired("b", 87, 2), FC, parts=(FTZ, ROUNDING),
                 fixed={(84, 3): 2}),
-    *arithmetic(0x04A, "FMUL2", (1, 6), D, paired("a", 81), paired("b", 87, 2), parts=(FTZ, ROUNDING)),
-    *arithmetic(0x04A, "FMUL2", (4,), D, paired("a", 81), FB, parts=(FTZ, ROUNDING), fixed={(87, 3): 2}),
-    *arithmetic(0x04B, "FADD2", (1,), D, paired("a", 81), dataclasses.replace(paired("b", 84), reuse=2), parts=(FTZ, ROUNDING)),
-    *arithmetic(0x04B, "FADD2", (2,), D, paired("a", 81), FC, parts=(FTZ, ROUNDING), fixed={(84, 3): 2}),
+    *arithmetic(0x04A, "FMUL2", "rr ur", D, paired("a", 81), paired("b", 87, 2), parts=(FTZ, ROUNDING)),
+    *arithmetic(0x04A, "FMUL2", "nr", D, paired("a", 81), FB, parts=(FTZ, ROUNDING), fixed={(87, 3): 2}),
+    *arithmetic(0x04B, "FADD2", "rr", D, paired("a", 81), paired("b", 84, reuse=2), parts=(FTZ, ROUNDING)),
+    *arithmetic(0x04B, "FADD2", "rn", D, paired("a", 81), FC, parts=(FTZ, ROUNDING), fixed={(84, 3): 2}),
     form(
         0x431, "HFMA2", D, Reg(24, negated=72, absolute=73), Reg(64, negated=84, absolute=83), Flt(48, 16),
         Flt(32, 16), parts=(TYPES, FTZ, SATURATE), reuse=3,

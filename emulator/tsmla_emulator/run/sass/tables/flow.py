@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from tsmla_emulator.run.sass.fields import Barrier, Board, Choice, Int, Offset, Pred, Reg, flag, upred, ureg
 from tsmla_emulator.run.sass.forms import Form, form
-from tsmla_emulator.run.sass.tables.parts import ALWAYS87
+from tsmla_emulator.run.sass.tables.parts import ALWAYS87, BIT91
 
 FAR = Offset(((16, 8), (34, 48)))
 """Where most jumps go."""
 
-BIT91 = {(91, 1): 1}
 UNLESS = Pred(87, 90, silent=True)
 """A second condition of a branch."""
 

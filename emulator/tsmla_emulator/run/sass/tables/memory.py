@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from tsmla_emulator.run.sass.fields import Addr, Choice, Const, Desc, Pred, Reg, flag, ureg
 from tsmla_emulator.run.sass.forms import Form, form
-from tsmla_emulator.run.sass.tables.parts import P81, SIZE, UD, D
+from tsmla_emulator.run.sass.tables.parts import BIT91, NO24, NO64, P81, SIZE, UD, D
 
-BIT91 = {(91, 1): 1}
-BASE = Reg(24)
 WIDE = Reg(24, suffix="64")
 CONSTANT_SIZE = Choice(73, 3, ("U8", "S8", "U16", "S16", "", "64"))
+WORDS = Choice(73, 3, {4: "", 5: "64", 6: "128"})
 EVICTION = Choice(84, 3, ("EF", "", "EL", "LU", "EU", "NA"))
 PREFETCH = ("", "LTC64B", "LTC128B", "LTC256B")
 DIMENSIONS = Choice(79, 3, ("1D", "2D", "3D", "4D", "5D"))
@@ -19,7 +18,7 @@ POLICY = Desc("desc", ureg(40))
 
 def shared(uniform: int | None) -> Addr:
     """Return an address in shared memory: a register, maybe a uniform one from this bit on, and 24 bits of offset."""
-    return Addr(BASE, None if uniform is None else ureg(uniform), 40, 24)
+    return Addr(Reg(24), None if uniform is None else ureg(uniform), 40, 24)
 
 
 LOCAL = Addr(WIDE, None, 40, 24)
@@ -42,10 +41,8 @@ BOTH: list[Form] = [
     # constants
     form(0xB82, "LDC", D, Const(38, 16, Reg(24)), parts=(CONSTANT_SIZE,)),
     # caches and order
-    form(0x98F, "CCTL.IVALL", fixed={(24, 8): 0xFF, (87, 4): 4}),
-    form(
-        0x992, "MEMBAR", parts=(Choice(79, 2, ("SC", "ALL", "", "MMIO")), Choice(76, 3, ("CTA", "SM", "GPU", "SYS"))),
-    ),
+    form(0x98F, "CCTL.IVALL", NO24, fixed={(87, 4): 4}),
+    form(0x992, "MEMBAR", parts=(Choice(79, 2, ("SC", "ALL", "", "MMIO")), Choice(76, 3, ("CTA", "SM", "GPU", "SYS")))),
     form(0x9AB, "ERRBAR"),
     form(0x5AB, "CGAERRBAR"),
     form(0x9AF, "LDGDEPBAR"),
@@ -84,16 +81,17 @@ def copies(prefetch: int, size: Choice, one: int) -> list[Form]:
     return [
         form(
             0xFAE, "LDGSTS.E.BYPASS", Addr(Reg(16), None, 44, 20), Desc("desc", ureg(64), Addr(WIDE, None, 32, 12)),
-            Pred(87, 90, silent=True), parts=(EVICTION, Choice(prefetch, 2, PREFETCH), size), fixed={
-                (76, 1): 1, **BIT91, (one, 1): 1,
-            },
+            Pred(87, 90, silent=True), parts=(EVICTION, Choice(prefetch, 2, PREFETCH), size),
+            fixed={(76, 1): 1, **BIT91, (one, 1): 1},
         ),
     ]  # fmt: skip
 
 
+MATRICES = (Choice(78, 1, ("M88", "MT88")), Choice(72, 2, ("", "2", "4")))
+
 HOPPER: list[Form] = [
     *barriers(70, 72),
-    *copies(71, Choice(73, 3, {4: "", 5: "64", 6: "128"}), 70),
+    *copies(71, WORDS, 70),
     form(0xAB9, "ULDC", UD, Const(38, 16), parts=(CONSTANT_SIZE,), uniform=True),
     form(
         0x3BA, "UBLKCP.S.S", Addr(uniform=ureg(32)), Addr(uniform=ureg(24)), ureg(64), fixed={(73, 2): 3, **BIT91},
@@ -108,20 +106,10 @@ HOPPER: list[Form] = [
         fixed={(76, 1): 1, **BIT91}, uniform=True,
     ),
     # matrices
-    *(
-        form(
-            0x83B, "LDSM.16", D, address,
-            parts=(Choice(78, 1, ("M88", "MT88")), Choice(72, 2, ("", "2", "4"))), fixed=bit91,
-        )
-        for address, bit91 in ((shared(None), {}), (shared(32), BIT91))
-    ),
-    *(
-        form(
-            0x844, "STSM.16", address, Reg(32),
-            parts=(Choice(78, 1, ("M88", "MT88")), Choice(72, 2, ("", "2", "4"))), fixed=bit91,
-        )
-        for address, bit91 in ((shared(None), {}), (shared(64), BIT91))
-    ),
+    form(0x83B, "LDSM.16", D, shared(None), parts=MATRICES),
+    form(0x83B, "LDSM.16", D, shared(32), parts=MATRICES, fixed=BIT91),
+    form(0x844, "STSM.16", shared(None), Reg(32), parts=MATRICES),
+    form(0x844, "STSM.16", shared(64), Reg(32), parts=MATRICES, fixed=BIT91),
 ]  # fmt: skip
 
 ATOMIC = (Choice(87, 4, ("ADD", "MIN", "MAX", "INC", "DEC", "AND", "OR", "XOR", "EXCH")),)
@@ -133,8 +121,8 @@ BLACKWELL: list[Form] = [
     form(0x38C, "ATOMS", D, shared(None), Reg(32), parts=ATOMIC),
     form(0x98C, "ATOMS", D, shared(64), Reg(32), parts=ATOMIC, fixed=BIT91),
     form(
-        0xDBD, "STAS", Addr(Reg(24, suffix="64", present=True), None, 40, 24), Reg(32), parts=(Choice(73, 3, {4: "", 5: "64", 6: "128"}),),
-        fixed={(64, 8): 0xFF, (90, 1): 1, **BIT91},
+        0xDBD, "STAS", Addr(Reg(24, suffix="64", present=True), None, 40, 24), Reg(32), NO64, parts=(WORDS,),
+        fixed={(90, 1): 1, **BIT91},
     ),
     form(
         0x5B4, "UTMALDG", Addr(uniform=ureg(32)), Addr(uniform=ureg(24)), POLICY,

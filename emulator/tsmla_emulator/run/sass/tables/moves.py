@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tsmla_emulator.run.sass.fields import AllPredicates, Choice, Int, Pred, Reg, SpecialReg, flag, ureg
+from tsmla_emulator.run.sass.fields import AllPredicates, Choice, Int, Pred, Reg, SpecialReg, ureg
 from tsmla_emulator.run.sass.forms import Form, arithmetic, form
-from tsmla_emulator.run.sass.tables.parts import P81, P87, UD, UP81, UP87, A, B, D
+from tsmla_emulator.run.sass.tables.parts import BIT91, P81, P87, UD, UP81, UP87, A, B, D
 
 SPECIAL = SpecialReg(
     Choice(
@@ -21,11 +21,11 @@ VOTE = Choice(72, 2, ("ALL", "ANY", "EQ"))
 SHUFFLE = (Choice(58, 2, ("IDX", "UP", "DOWN", "BFLY")),)
 
 BOTH: list[Form] = [
-    *arithmetic(0x002, "MOV", (1, 4, 6), D, B, LANES),
-    *arithmetic(0x082, "UMOV", (6,), UD, B, uniform=True),
+    *arithmetic(0x002, "MOV", "rr nr ur", D, B, LANES),
+    *arithmetic(0x082, "UMOV", "ur", UD, B, uniform=True),
     form(0x882, "UMOV", UD, Int(32), uniform=True),
-    *arithmetic(0x007, "SEL", (1, 4, 6), D, A, B, P87),
-    *arithmetic(0x087, "USEL", (1, 4), UD, A, B, UP87, uniform=True),
+    *arithmetic(0x007, "SEL", "rr nr ur", D, A, B, P87),
+    *arithmetic(0x087, "USEL", "rr nr", UD, A, B, UP87, uniform=True),
     form(0x805, "CS2R", D, SPECIAL, parts=(Choice(80, 1, ("32", "")),)),
     form(0x919, "S2R", D, SPECIAL),
     form(0x9C3, "S2UR", UD, SPECIAL, uniform=True),
@@ -49,11 +49,11 @@ R2UR_PREDICATE = Pred(81, silent=True)
 
 HOPPER: list[Form] = [
     form(0x2CA, "R2UR", R2UR_PREDICATE, UD, Reg(24), reuse=1),
-    form(0x883, "UP2UR", UD, AllPredicates(uniform=True), ureg(24), Int(32), fixed={(91, 1): 1}, uniform=True),
+    form(0x883, "UP2UR", UD, AllPredicates(uniform=True), ureg(24), Int(32), fixed=BIT91, uniform=True),
 ]
 
 BLACKWELL: list[Form] = [
-    *arithmetic(0x002, "MOV.SPILL", (6,), D, B, fixed={(72, 4): 0xF, (88, 1): 1}),
+    *arithmetic(0x002, "MOV.SPILL", "ur", D, B, fixed={(72, 4): 0xF, (88, 1): 1}),
     form(0x2CA, "R2UR", R2UR_PREDICATE, UD, Reg(24), parts=(Choice(86, 2, ("", "FILL", "BROADCAST")),), reuse=1),
     form(
         0x2CC, "CREDUX", UD, Reg(24), parts=(Choice(79, 1, ("MAX", "MIN")), Choice(73, 2, ("", "S32"))), reuse=1

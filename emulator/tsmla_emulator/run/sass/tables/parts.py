@@ -17,6 +17,12 @@ P87, UP87, P77, UP77, P68 = Pred(87, 90), upred(87, 90), Pred(77, 80), upred(77,
 A, B, C = Source("a"), Source("b"), Source("c")
 """Sources without signs; their numbers are printed without a sign."""
 
+NO24, NO64 = Reg(24, absent=True), Reg(64, absent=True)
+"""Places of source registers that this form has not: RZ stands there."""
+
+BIT91 = {(91, 1): 1}
+"""A bit that is set in most instructions which read uniform registers."""
+
 NO_CARRY_IN = {(87, 4): 0xF}
 """A third source predicate, !PT, that is there but not printed."""
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from tsmla_emulator.run.sass.fields import Addr, Board, Choice, Desc, Int, Reg, flag, upred, ureg
 from tsmla_emulator.run.sass.forms import Form, form
-from tsmla_emulator.run.sass.tables.parts import UD, UP81, UP87, D
-
-BIT91 = {(91, 1): 1}
+from tsmla_emulator.run.sass.tables.parts import BIT91, NO64, UD, UP81, UP87, D
 
 
 def columns(depth: int) -> Choice:
@@ -47,16 +45,15 @@ LANES32 = {(81, 2): 2, **BIT91}
 STATISTICS = (
     Choice(66, 2, ("MAX", "MAXABS", "MIN", "MINABS")), Choice(64, 2, ("", "S32", "F32")), flag(68, "NAN"),
 )  # fmt: skip
-WEIGHTS = {(48, 8): 0xFF}
 
 
 def products(code: int, left: Desc, kind: int, name: str) -> Form:
-    """Return a product into tensor memory. `kind` tells 16 from 8 bits; the instruction's descriptor stands in the
-    register behind its accumulator's."""
+    """Return a product into tensor memory. `kind` tells 16 from 8 bits; the product's descriptor stands in the register
+    behind the second one of tensor memory."""
     return form(
         code, name, left, Desc("gdesc", ureg(32)), Desc("tmem", ureg(64)), Desc("tmem", ureg(40)),
-        Desc("idesc", ureg(40, again=True), above=1), UP87, parts=(PAIR, flag(83, "WS")), fixed={(72, 2): kind, **WEIGHTS, **BIT91},
-        uniform=True,
+        Desc("idesc", ureg(40, again=True), above=1), ureg(48, absent=True), UP87, parts=(PAIR, flag(83, "WS")),
+        fixed={(72, 2): kind, **BIT91}, uniform=True,
     )  # fmt: skip
 
 
@@ -66,8 +63,7 @@ BLACKWELL: list[Form] = [
         for code, where in ((0x5EA, "gdesc"), (0x9EA, "tmem"))
         for kind, name in ((0, "UTCHMMA"), (3, "UTCQMMA"))
     ),
-    form(0x3E9, "UTCBAR", Addr(uniform=ureg(24)), ureg(32), fixed={(64, 8): 0xFF, **BIT91}, parts=(PAIR,),
-         uniform=True),
+    form(0x3E9, "UTCBAR", Addr(uniform=ureg(24)), ureg(32), NO64, fixed=BIT91, parts=(PAIR,), uniform=True),
     form(0x3E9, "UTCBAR", Addr(uniform=ureg(24)), ureg(32), ureg(64, silent=True), fixed={(75, 1): 1, **BIT91},
          parts=(PAIR, "MULTICAST"), uniform=True),
     form(0x5E3, "UTCATOMSWS", UP81, UD, ureg(32), parts=(PAIR, "FIND_AND_SET", flag(75, "ALIGN")), fixed=BIT91,
@@ -81,8 +77,8 @@ BLACKWELL: list[Form] = [
 
 BLACKWELL_ULTRA: list[Form] = [
     *BLACKWELL,
-    form(0x5EE, "LDTM.STAT", Reg(24), D, Desc("tmem", ureg(32), offset=TENSOR_OFFSET), parts=(Choice(83, 3, REPEATS), *STATISTICS),
-         fixed=LANES32, uniform=True),
+    form(0x5EE, "LDTM.STAT", Reg(24), D, Desc("tmem", ureg(32), offset=TENSOR_OFFSET),
+         parts=(Choice(83, 3, REPEATS), *STATISTICS), fixed=LANES32, uniform=True),
 ]  # fmt: skip
 
 FORMS = {"sm_90a": HOPPER, "sm_100a": BLACKWELL, "sm_103a": BLACKWELL_ULTRA}
