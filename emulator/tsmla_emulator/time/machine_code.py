@@ -16,12 +16,11 @@ Compared with nvdisasm 13.0 in kernels for sm_90a and sm_100a.
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 
-from tsmla.loading.elf import EM_CUDA, MAGIC, Elf
+from tsmla_emulator.run.sass.image import kernels
+from tsmla_emulator.run.sass.model import BYTES
 
-BYTES = 16
 ALWAYS = 7  # the predicate that is true
 WAIT, TEST, ARRIVE, POLL = "wait", "test", "arrive", "poll"
 _NAMES = {
@@ -65,20 +64,12 @@ class Coded:
 
 def instructions(library: Path, entry: str) -> list[Coded]:
     """Return the instructions of a kernel in a library or object; none when the library does not hold it."""
-    for image in _images(library.read_bytes()):
-        section = image.section(f".text.{entry}")
-        if section is not None:
-            words = [int.from_bytes(section.data[at : at + BYTES], "little") for at in range(0, section.size, BYTES)]
+    for kernel in kernels(library):
+        if kernel.entry == entry:
+            code = kernel.code
+            words = [int.from_bytes(code[at : at + BYTES], "little") for at in range(0, len(code), BYTES)]
             return [_decoded(words, position) for position in range(len(words))]
     return []
-
-
-def _images(data: bytes) -> list[Elf]:
-    found = []
-    for match in re.finditer(re.escape(MAGIC), data):
-        if data[match.start() + 18 : match.start() + 20] == EM_CUDA.to_bytes(2, "little"):
-            found.append(Elf(data[match.start() :]))
-    return found
 
 
 def _decoded(words: list[int], position: int) -> Coded:

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tsmla_emulator.run.sass.fields import Choice, MachineCodeError, Offset, Pred
+from tsmla_emulator.run.sass.fields import Choice, Offset, Pred
 from tsmla_emulator.run.sass.forms import CONTROL, GUARD, OPCODE, Form
 from tsmla_emulator.run.sass.model import (
     ALWAYS_DONE,
@@ -20,6 +20,7 @@ from tsmla_emulator.run.sass.model import (
     Control,
     Instruction,
     Integer,
+    MachineCodeError,
     Operand,
     Register,
     Target,
@@ -40,7 +41,9 @@ def decoded(code: bytes, architecture: str) -> list[Instruction]:
 
 @functools.cache
 def decoder_for(architecture: str) -> Decoder:
-    """Return the decoder of an architecture."""
+    """Return the decoder of an architecture. Raises MachineCodeError."""
+    if architecture not in UNIFORM_BITS:
+        raise MachineCodeError(f"machine code of {architecture}; known: {', '.join(UNIFORM_BITS)}")
     return Decoder(architecture)
 
 
@@ -59,19 +62,13 @@ class _Remembered(dict[int, Any]):
 class _Ready:
     """A form, made ready to decode words fast."""
 
-    def __init__(self, form: Form, uniform_bits: int):
-        on = dataclasses.replace(form, operands=tuple(field.on(uniform_bits) for field in form.operands))
-        self.form = on
-        self.mask, self.value = on.pattern()
-        self.known = on.fields | GUARD | CONTROL
-        choices = [part for part in on.name if isinstance(part, Choice)]
-        self._name_mask = 0
-        for part in choices:
-            self._name_mask |= part.mask
+    def __init__(self, form: Form):
+        self.form = form
+        self.mask, self.value = form.pattern()
+        self._name_mask = sum(part.mask for part in form.name if isinstance(part, Choice))
         self._names = _Remembered(self._read_name)
-        self._operands = [(field.mask, _Remembered(field.read), isinstance(field, Offset)) for field in on.operands]
-        self._guard_field = Pred(12, 15, uniform=on.uniform)
-        self._guards = _Remembered(self._guard_field.read)
+        self._operands = [(field.mask, _Remembered(field.read), isinstance(field, Offset)) for field in form.operands]
+        self._guards = _Remembered(Pred(12, 15, silent=True, uniform=form.uniform).read)
         self._controls = _Remembered(self._control)
 
     def _read_name(self, word: int) -> tuple[str, ...]:
@@ -109,17 +106,14 @@ class _Ready:
             operand = read[word & mask]
             if operand is not None:
                 operands.append(Target(address + BYTES + operand.address) if is_offset else operand)
-        guard = self._guards[word & GUARD]
         return Instruction(
             address,
-            ALWAYS_DONE if guard == self._always else guard,
+            self._guards[word & GUARD] or ALWAYS_DONE,
             name[0],
             name[1:],
             tuple(operands),
             self._controls[word & CONTROL],
         )
-
-    _always = Pred(12, 15, uniform=True).read(7 << 12)
 
 
 class Decoder:
@@ -129,7 +123,7 @@ class Decoder:
         self.architecture = architecture
         self._forms: dict[int, list[_Ready]] = collections.defaultdict(list)
         for form in forms(architecture):
-            self._forms[form.code].append(_Ready(form, UNIFORM_BITS[architecture]))
+            self._forms[form.code].append(_Ready(form.on(UNIFORM_BITS[architecture])))
 
     def instruction(self, word: int, address: int) -> Instruction:
         """Return the instruction that 16 bytes, read as a little-endian number, stand for. Raises MachineCodeError."""

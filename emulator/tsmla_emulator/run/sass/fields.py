@@ -18,6 +18,7 @@ from tsmla_emulator.run.sass.model import (
     Descriptor,
     Float,
     Integer,
+    MachineCodeError,
     Operand,
     Predicate,
     Predicates,
@@ -26,10 +27,6 @@ from tsmla_emulator.run.sass.model import (
     Special,
     Target,
 )
-
-
-class MachineCodeError(ValueError):
-    """Machine code that the decoder does not know; the text names the form and the bits."""
 
 
 def bits(first: int, width: int = 1) -> int:
@@ -47,6 +44,7 @@ Parts = tuple[tuple[int, int], ...]
 
 
 def parts_mask(parts: Parts) -> int:
+    """Return the mask of all parts."""
     return sum(bits(first, width) for first, width in parts)
 
 
@@ -168,9 +166,10 @@ def ureg(first: int, **options) -> Reg:
 
 @dataclasses.dataclass(frozen=True)
 class Pred(Field):
-    """A predicate; `silent`: not printed where it is PT. `backwards`: numbers count down from PT.
+    """A predicate.
 
-    uniform: True or False, or the bit that says it.
+    silent: not printed where it is PT. backwards: its number is stored as the difference to PT's.
+    uniform_bit: the bit that tells uniform predicates, where both kinds may stand.
     """
 
     first: int

@@ -32,7 +32,6 @@ class Source:
     part: Choice | None = None
     negated: int | None = None
     absolute: int | None = None
-    uniform: bool = False
     reuse: int = 0
 
     def place(self, kind: Kind) -> Field:
@@ -48,7 +47,7 @@ class Source:
             absolute=(self.absolute or absolute) if "||" in self.signs else None,
             inverted=negate if "~" in self.signs else None,
             part=self.part,
-            uniform=self.uniform or what == "uniform",
+            uniform=what == "uniform",
         )
 
 
@@ -99,6 +98,10 @@ class Form:
     reuse: int = 0
     awaits: bool = True
 
+    def on(self, uniform_bits: int) -> Form:
+        """Return this form on an architecture; see Field.on."""
+        return dataclasses.replace(self, operands=tuple(field.on(uniform_bits) for field in self.operands))
+
     @property
     def fields(self) -> int:
         """Mask of all bits that fields read."""
@@ -135,7 +138,7 @@ def arithmetic(
 
     code: bits 0 to 8.
     uniform: all registers are uniform ones.
-    registers: sources that may stay in the reuse cache.
+    registers: slots of sources that may stay in the reuse cache.
     """
     found = []
     for letters in kinds.split():

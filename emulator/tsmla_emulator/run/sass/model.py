@@ -17,6 +17,10 @@ ALWAYS = 7
 """Number of the predicate that is true, PT or UPT."""
 
 
+class MachineCodeError(ValueError):
+    """Machine code that is not known; the text names the form and the bits."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Register:
     """A 32-bit register, or the first of several.
@@ -49,7 +53,8 @@ class Predicates:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Integer:
-    """A number in the instruction. Negative only where nvdisasm prints it so."""
+    """A number in the instruction. Negative only where nvdisasm prints a sign: take it modulo 2^32 where that does not
+    matter."""
 
     value: int
 
@@ -124,7 +129,7 @@ class Scoreboard:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """A place in the code, in bytes from the kernel's first instruction."""
+    """A place in the code, in bytes from the kernel's first instruction. BRX and RET add a register to it."""
 
     address: int
 
@@ -139,12 +144,13 @@ Operand = (
 class Control:
     """What ptxas tells the scheduler.
 
-    stall: clocks after which the next instruction of the warp may follow.
-    yields: the scheduler had better go on with another warp.
+    stall: clocks after which the next instruction of the warp may follow: 1 to 11 unless it yields, 0 to 15 if it does.
+    yields: the scheduler had better go on with another warp (bit 109 is clear).
     result: the scoreboard that the instruction frees when its result is written, or None.
     operands: the scoreboard that it frees when its operands are read, or None.
     awaits: scoreboards that have to be free before it is issued, bit i for scoreboard i.
-    reuse: operands that stay in the reuse cache, bit i for the i-th source register.
+    reuse: source registers that stay in the reuse cache, bit 0 to 2 for the first to the third source. (The second
+        source of FADD, FADD2 and HADD2 counts as the third.)
     """
 
     stall: int

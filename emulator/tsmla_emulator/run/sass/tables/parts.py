@@ -35,7 +35,7 @@ SATURATE = flag(77, "SAT")
 BOOLEAN = Choice(74, 2, ("AND", "OR", "XOR"))
 RELU = flag(76, "RELU")
 TYPE = Choice(72, 2, ("U32", "", "U16x2", "S16x2"))
-"""Of minima and maxima of integers."""
+"""What kind of integers a minimum or maximum compares."""
 
 SIZE = Choice(73, 3, ("U8", "S8", "U16", "S16", "", "64", "128"))
-"""Of loads and stores."""
+"""How wide a load or store is."""

@@ -1,7 +1,4 @@
-"""Reads what nvdisasm prints about machine code into the model, for tests: a decoder of our own is held against it.
-
-nvdisasm is a development dependency: the package nvidia-cuda-nvdisasm.
-"""
+"""Machine code as nvdisasm reads it, in the terms of the decoder that is held against it."""
 
 from __future__ import annotations
 
@@ -91,18 +88,21 @@ def parsed(text: str) -> list[Instruction]:
 
 def _instruction(line: re.Match[str], word: int) -> Instruction:
     opcode, *modifiers = line["name"].split(".")
+    control = _control(word)
+    if line["operands"].count(".reuse") != control.reuse.bit_count():
+        raise TextError(f"{control.reuse:#b} does not mark the operands of {line['name']} {line['operands']}")
     return Instruction(
         int(line["address"], 16),
         _predicate(line["guard"]) if line["guard"] else ALWAYS_DONE,
         opcode,
         tuple(modifiers),
         tuple(_operands(opcode, modifiers, line["operands"], word, int(line["address"], 16))),
-        _control(word),
+        control,
     )
 
 
 def _control(word: int) -> Control:
-    """The text does not show it."""
+    """Read what the text does not show."""
     result, operands = word >> 110 & 7, word >> 113 & 7
     return Control(
         stall=word >> 105 & 15,

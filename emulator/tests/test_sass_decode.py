@@ -1,0 +1,160 @@
+"""The decoder of machine code says what nvdisasm says, about all that ships, and refuses what it does not know."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+
+import pytest
+from nvdisasm_text import disassembled
+from tsmla.loading.toolchain import shipped_libraries
+from tsmla_emulator.run.sass.decode import UNIFORM_BITS, decoded
+from tsmla_emulator.run.sass.image import kernels
+from tsmla_emulator.run.sass.model import (
+    BYTES,
+    Address,
+    Control,
+    Descriptor,
+    Float,
+    Instruction,
+    Integer,
+    MachineCodeError,
+    Predicate,
+    Register,
+    Target,
+)
+from tsmla_emulator.run.sass.tables import forms
+
+each_architecture = pytest.mark.parametrize("architecture", UNIFORM_BITS)
+
+
+@functools.cache
+def shipped(architecture: str) -> list[bytes]:
+    """The different instructions of all kernels that this installation has for an architecture."""
+    found = {
+        kernel.code[at : at + BYTES]: None
+        for library in sorted(shipped_libraries().glob(f"*_{architecture}_*.so"))
+        for kernel in kernels(library)
+        for at in range(0, len(kernel.code), BYTES)
+    }
+    assert found, f"no library for {architecture} in {shipped_libraries()}"
+    return list(found)
+
+
+@each_architecture
+def test_every_instruction_that_ships_is_what_nvdisasm_says(architecture):
+    code = b"".join(shipped(architecture))
+    for ours, theirs in zip(decoded(code, architecture), disassembled(code, architecture), strict=True):
+        assert ours == theirs
+
+
+@each_architecture
+def test_a_changed_bit_is_read_as_nvdisasm_reads_it_or_refused(architecture):
+    draw = random.Random(architecture)
+    accepted = []
+    for word in draw.sample(shipped(architecture), 3000):
+        changed = int.from_bytes(word, "little") ^ 1 << draw.randrange(128)
+        try:
+            decoded(changed.to_bytes(BYTES, "little"), architecture)
+        except MachineCodeError:
+            continue
+        accepted.append(changed.to_bytes(BYTES, "little"))
+    assert 1000 < len(accepted) < 2000
+    code = b"".join(accepted)
+    for ours, theirs in zip(decoded(code, architecture), disassembled(code, architecture), strict=True):
+        assert ours == theirs
+
+
+@each_architecture
+def test_no_two_forms_are_of_the_same_bits(architecture):
+    by_code: dict[int, list[tuple[int, int]]] = {}
+    for form in forms(architecture):
+        by_code.setdefault(form.code, []).append(form.on(UNIFORM_BITS[architecture]).pattern())
+    for patterns in by_code.values():
+        for (mask, value), (other_mask, other) in itertools.combinations(patterns, 2):
+            assert (value ^ other) & mask & other_mask
+
+
+def one(low: int, high: int, architecture: str) -> Instruction:
+    (found,) = decoded((high << 64 | low).to_bytes(BYTES, "little"), architecture)
+    return found
+
+
+def uniform(number: int) -> Register:
+    return Register(number, uniform=True)
+
+
+def test_a_load_as_data():
+    """@!P0 LDG.E.128 R4, desc[UR6][R12.64]"""
+    assert one(0x000000060C048981, 0x000EA8000C1E1D00, "sm_90a") == Instruction(
+        address=0,
+        guard=Predicate(0, negated=True),
+        opcode="LDG",
+        modifiers=("E", "128"),
+        operands=(Register(4), Descriptor("desc", uniform(6), address=Address(Register(12, suffixes=("64",))))),
+        control=Control(stall=4, result=2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "low", "high", "name", "operands"),
+    [
+        ("sm_90a", 0x3F80000008087421, 0x001FCC0000000000, "FADD", (Register(8), Register(8), Float(0x3F800000))),
+        ("sm_90a", 0x0000001000900947, 0x000FEA0003800000, "BRA", (Target(0x1250),)),
+        (
+            "sm_90a", 0x41E0001098587DF0, 0x000FD8000FF01858, "HGMMA.64x128x16.F32.BF16",
+            (Register(88), Register(152), Descriptor("gdesc", uniform(16), suffixes=("tnspB",)), Register(88),
+             Predicate(0, uniform=True, negated=True)),
+        ),
+        (
+            "sm_90a", 0x00013002030075A7, 0x000E640008000178, "SYNCS.PHASECHK.TRANS64.TRYWAIT",
+            (Predicate(0), Address(Register(3), uniform(56), 0x130), Register(2)),
+        ),
+        (
+            "sm_100a", 0x00FF08200A0005EA, 0x0005E2000FA00004, "UTCHMMA.2CTA",
+            (Descriptor("gdesc", uniform(10)), Descriptor("gdesc", uniform(32)), Descriptor("tmem", uniform(4)),
+             Descriptor("tmem", uniform(8)), Descriptor("idesc", uniform(9)),
+             Predicate(7, uniform=True, negated=True)),
+        ),
+        (
+            "sm_100a", 0x00010005002479EE, 0x000FE400082C0000, "LDTM.x32",
+            (Register(36), Descriptor("tmem", uniform(5), offset=0x100)),
+        ),
+        (
+            "sm_100a", 0x00000049280E7249, 0x082FE2000100000E, "FFMA2",
+            (Register(14), Register(40, suffixes=("F32x2", "HI_LO")), Register(73, suffixes=("F32",)),
+             Register(14, suffixes=("F32x2", "HI_LO"))),
+        ),
+        (
+            "sm_100a", 0x40004040050B1890, 0x000FE200087FE4FF, "UIADD3.X",
+            (uniform(11), Predicate(7, uniform=True), Predicate(7, uniform=True), uniform(5), Integer(0x40004040),
+             uniform(255), Predicate(0, uniform=True), Predicate(7, uniform=True, negated=True)),
+        ),
+    ],
+)  # fmt: skip
+def test_operands_as_data(architecture, low, high, name, operands):
+    found = one(low, high, architecture)
+    assert (found.name, found.operands) == (name, operands)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0x00000000000075AA, 0x000FE20000000000, "opcode 0x5aa is not known at 0x0 (sm_90a): 0x"),
+        (0x3F80000008087421, 0x001FCC0000000010, "FADD: bits 68 are not known at 0x0 (sm_90a): 0x"),
+        (0x00013002030075A7, 0x000E6400080001B8, "SYNCS.PHASECHK.TRANS64: bits 70, 71 are not known at 0x0"),
+        (0x0000000000077919, 0x000E620000002800, "S2R at 0x0: bits 72 to 79 are 0x28: 0x"),
+        (0x3F80000008087421, 0x001F8C0000000000, "FADD at 0x0: its result frees scoreboard 6: 0x"),
+        (0x3F80000008087421, 0x201FCC0000000000, "FADD at 0x0: bit 125 is set: 0x"),
+    ],
+)
+def test_what_is_not_known_is_named(low, high, said):
+    with pytest.raises(MachineCodeError) as error:
+        one(low, high, "sm_90a")
+    assert str(error.value).startswith(said)
+
+
+def test_another_architecture_is_refused():
+    with pytest.raises(MachineCodeError, match="machine code of sm_120a; known: sm_90a, sm_100a, sm_103a"):
+        decoded(b"", "sm_120a")
