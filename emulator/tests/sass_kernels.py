@@ -8,7 +8,7 @@ from tsmla_emulator.run.ptx.model import Module
 from tsmla_emulator.run.sass.kernel import Kernel
 from tsmla_emulator.run.sass.model import Instruction
 from tsmla_emulator.run.sass.program import lowered
-from tsmla_emulator.run.sass.text import parsed
+from nvdisasm_text import parsed
 
 FIRST_INPUT, FIRST_RESULT = 10, 20
 LANES = 32

@@ -15,11 +15,12 @@ flags, no longer in the first."""
 
 
 class Kernel(NamedTuple):
-    """The machine code of one kernel, before a driver loads it."""
+    """The machine code of one kernel, before a driver loads it, and the image that it lies in."""
 
     entry: str
     architecture: str
     code: bytes
+    image: Elf
 
 
 def kernels(library: Path) -> Iterator[Kernel]:
@@ -32,4 +33,4 @@ def kernels(library: Path) -> Iterator[Kernel]:
             number = image.flags >> (8 if image.abi_version >= _NUMBER_IN_SECOND_BYTE else 0) & 0xFF
             for section in image.sections:
                 if section.name.startswith(".text."):
-                    yield Kernel(section.name.removeprefix(".text."), f"sm_{number}a", section.data)
+                    yield Kernel(section.name.removeprefix(".text."), f"sm_{number}a", section.data, image)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import struct
 from pathlib import Path
 
-from tsmla.loading.elf import EM_CUDA, MAGIC, Elf
+from tsmla.loading.elf import Elf
+
+from . import image
 
 _BANK, _PARAMETER, _THREADS = 0x0A, 0x17, 0x10
 """Attributes of a section .nv.info.<kernel>."""
@@ -41,34 +42,23 @@ class Kernel:
 
 def kernels(library: Path) -> dict[str, Kernel]:
     """Return the kernels in a library or object by name."""
-    data = library.read_bytes()
-    found = {}
-    for match in re.finditer(re.escape(MAGIC), data):
-        if data[match.start() + 18 : match.start() + 20] == EM_CUDA.to_bytes(2, "little"):
-            image = Elf(data[match.start() :])
-            for section in image.sections:
-                if section.name.startswith(".text.") and section.size:
-                    kernel = _kernel(image, section.name.removeprefix(".text."))
-                    found[kernel.name] = kernel
-    return found
+    return {found.entry: _kernel(found) for found in image.kernels(library) if found.code}
 
 
-def _kernel(image: Elf, name: str) -> Kernel:
-    attributes = _attributes(image, name)
+def _kernel(found: image.Kernel) -> Kernel:
+    attributes = _attributes(found.image, found.entry)
     parameters = {}
     for content in attributes.get(_PARAMETER, ()):
         _, ordinal, offset, size = struct.unpack("<IHHI", content)
         parameters[ordinal] = (offset, size >> 18)
     first, length = struct.unpack_from("<HH", attributes[_BANK][0], 4)
     threads = attributes.get(_THREADS)
-    shared = image.section(f".nv.shared.{name}")
-    constants = image.section(f".nv.constant2.{name}")
-    code = image.section(f".text.{name}")
-    assert code is not None
+    shared = found.image.section(f".nv.shared.{found.entry}")
+    constants = found.image.section(f".nv.constant2.{found.entry}")
     return Kernel(
-        name,
-        _architecture(image),
-        code.data,
+        found.entry,
+        found.architecture,
+        found.code,
         tuple(parameters[ordinal] for ordinal in sorted(parameters)),
         first,
         length,
@@ -78,8 +68,8 @@ def _kernel(image: Elf, name: str) -> Kernel:
     )
 
 
-def _attributes(image: Elf, name: str) -> dict[int, list[bytes]]:
-    section = image.section(f".nv.info.{name}")
+def _attributes(of: Elf, name: str) -> dict[int, list[bytes]]:
+    section = of.section(f".nv.info.{name}")
     found: dict[int, list[bytes]] = {}
     data, at = section.data if section else b"", 0
     while at < len(data):
@@ -89,9 +79,3 @@ def _attributes(image: Elf, name: str) -> dict[int, list[bytes]]:
             found.setdefault(attribute, []).append(data[at : at + value])
             at += value
     return found
-
-
-def _architecture(image: Elf) -> str:
-    """The image's flags have the number of the architecture, in one of two places by the version of the format."""
-    number = image.flags & 0xFF if image.abi_version < 8 else image.flags >> 8 & 0xFF
-    return f"sm_{number}a"
