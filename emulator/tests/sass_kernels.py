@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from nvdisasm_text import parsed
 from tsmla_emulator.run.machine import Launch, Options, Region, Report, run_launches
 from tsmla_emulator.run.ptx.model import Module
 from tsmla_emulator.run.sass.kernel import Kernel
 from tsmla_emulator.run.sass.model import Instruction
 from tsmla_emulator.run.sass.program import lowered
-from nvdisasm_text import parsed
 
 FIRST_INPUT, FIRST_RESULT = 10, 20
 LANES = 32
