@@ -1,0 +1,88 @@
+"""Machine code of a kernel of each family: through its operator, with races looked for, to the bits that PTX gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from tsmla_emulator.prove import check, machine_code
+from tsmla_emulator.run.emulate import emulated
+from tsmla_emulator.run.host.compile import compile_for_emulation
+from tsmla_emulator.run.machine import EmulationError, Options
+from tsmla_emulator.run.sass import program
+from tsmla_emulator.run.sass.code import UnknownInstruction
+from tsmla_emulator.run.sass.kernel import kernels
+from tsmla_emulator.run.sass.model import ALWAYS_DONE, Instruction
+
+RACES = Options(async_mode="late", happens_before=True)
+EQUAL = (
+    "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128",
+    "tsmla_write_cache_sm_90a_bf16_d512e4m3s128x64",
+    "tsmla_read_cache_sm_90a_bf16_d512e4m3s512apartwholex64",
+    "tsmla_quantize_q_sm_90a_bf16_d512e4m3s512apartwholex64",
+    "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_full_nolse",
+    "tsmla_decode_sm_90a_bf16_to_bf16_d512e4m3s128x64_lse",
+)
+CONTRACTED = ("tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse", "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_lse")
+"""ptxas makes multiply-adds of products and sums in these."""
+
+
+@pytest.mark.parametrize("symbol", [*EQUAL, *CONTRACTED])
+def test_machine_code_writes_what_ptx_does(symbol: str):
+    found = machine_code.compare(check.find(symbol), RACES)
+    assert found.machine_code.error is None
+    assert bool(found.differs) == (symbol in CONTRACTED), found.differs
+    assert found.only_contracted == (symbol in CONTRACTED)
+
+
+PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse"
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Instruction], Instruction]) -> None:
+    """Have machine code run with instructions changed."""
+    decoded = program.decoded
+    monkeypatch.setattr(program, "decoded", lambda code, arch: [*map(change, decoded(code, arch))])
+    program.machine_code_module.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def as_it_is():
+    yield
+    program.machine_code_module.cache_clear()
+
+
+def test_a_wait_for_products_that_is_taken_away_is_noticed(monkeypatch):
+    def without(instruction: Instruction) -> Instruction:
+        if instruction.name != "WARPGROUP.DEPBAR.LE":
+            return instruction
+        return dataclasses.replace(instruction, guard=ALWAYS_DONE, opcode="NOP", modifiers=(), operands=())
+
+    changed(monkeypatch, without)
+    with pytest.raises(EmulationError, match=r"machine code 0x[0-9a-f]+, HGMMA") as caught:
+        check.check(check.find(PREFILL), dataclasses.replace(RACES, machine_code=True))
+    assert caught.value.kind == "race"
+    assert {i.opcode for finding in caught.value.findings for i in finding.instructions} >= {"HGMMA.64x128x16.F32.BF16"}
+
+
+def test_an_opcode_that_is_not_known_stops_the_kernel_before_it_runs(monkeypatch):
+    changed(monkeypatch, lambda i: dataclasses.replace(i, opcode="FROB") if i.opcode == "MUFU" else i)
+    with pytest.raises(UnknownInstruction, match=r"not implemented: .*FROB\.\w+ .* at 0x[0-9a-f]{4} of the machine"):
+        check.check(check.find(PREFILL), Options(machine_code=True))
+
+
+def test_ptx_alone_and_changed_ptx_have_no_machine_code():
+    options = Options(machine_code=True)
+    with emulated("sm_90a", options) as gpu, pytest.raises(ValueError, match="PTX alone has no machine code"):
+        gpu.launch(".version 8.8\n.target sm_90a\n", "k", (1,), (32,), [])
+    with emulated("sm_90a", options, rewrite=lambda module: module) as gpu:
+        with pytest.raises(ValueError, match="rewrite changes PTX"):
+            gpu.kernel(check.find(PREFILL))
+
+
+def test_a_library_says_what_the_host_code_has_to_know():
+    compiled = compile_for_emulation(check.find(PREFILL))
+    for kernel in kernels(compiled.library).values():
+        assert kernel.architecture == "sm_90a" and kernel.threads == (384, 1, 1) and kernel.first_parameter == 0x210
+        assert kernel.parameters[0] == (0x30, 128)  # a tensor map, at a multiple of 64 of the bank
+        assert sum(kernel.parameters[-1]) == kernel.parameter_bytes
