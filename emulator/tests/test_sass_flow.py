@@ -36,6 +36,35 @@ def test_lanes_that_went_apart_meet_where_the_code_says():
     assert found.tolist() == 16 * [1] + 16 * [2] and set(votes.tolist()) == {0xFFFF0000}
 
 
+def test_lanes_wait_for_those_that_come_from_behind():
+    lines = [
+        "ISETP.GE.AND P0, PT, R10, 0x10, PT",
+        f"BSSY B0, {at(3)}",
+        f"@P0 BRA {at(6)}",
+        "BSYNC B0",
+        "VOTE.ANY R20, PT, P0",
+        f"BRA {at(8)}",
+        "NOP",
+        f"BRA {at(3)}",
+        "NOP",
+    ]
+    (votes,) = computed(lines, np.arange(32))
+    assert set(votes.tolist()) == {0xFFFF0000}
+
+
+def test_a_jump_of_two_conditions_asks_both():
+    lines = [
+        "ISETP.GE.AND P0, PT, R10, 0x10, PT",
+        "ISETP.LT.AND P1, PT, R10, 0x18, PT",
+        "MOV R20, 0x1",
+        f"@P0 BRA P1, {at(5)}",
+        "MOV R20, 0x2",
+        "NOP",
+    ]
+    (found,) = computed(lines, np.arange(32))
+    assert found.tolist() == [1 if 16 <= i < 24 else 2 for i in range(32)]
+
+
 def test_a_lane_that_ends_is_not_waited_for():
     lines = [f"BSSY B0, {at(3)}", "ISETP.EQ.U32.AND P0, PT, R10, 0x3, PT", "@P0 EXIT", "BSYNC B0", "MOV R20, 0x7"]
     (found,) = computed(lines, np.arange(32))
