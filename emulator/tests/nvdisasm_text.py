@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tsmla_emulator.run.sass.decode import control
 from tsmla_emulator.run.sass.model import (
     ALWAYS,
     ALWAYS_DONE,
@@ -17,7 +18,6 @@ from tsmla_emulator.run.sass.model import (
     ZERO,
     Address,
     Constant,
-    Control,
     Convergence,
     Descriptor,
     Float,
@@ -88,29 +88,16 @@ def parsed(text: str) -> list[Instruction]:
 
 def _instruction(line: re.Match[str], word: int) -> Instruction:
     opcode, *modifiers = line["name"].split(".")
-    control = _control(word)
-    if line["operands"].count(".reuse") != control.reuse.bit_count():
-        raise TextError(f"{control.reuse:#b} does not mark the operands of {line['name']} {line['operands']}")
+    bits = control(word)  # the text shows none of it but the marks of reuse
+    if line["operands"].count(".reuse") != bits.reuse.bit_count():
+        raise TextError(f"{bits.reuse:#b} does not mark the operands of {line['name']} {line['operands']}")
     return Instruction(
         int(line["address"], 16),
         _predicate(line["guard"]) if line["guard"] else ALWAYS_DONE,
         opcode,
         tuple(modifiers),
         tuple(_operands(opcode, modifiers, line["operands"], word, int(line["address"], 16))),
-        control,
-    )
-
-
-def _control(word: int) -> Control:
-    """Read what the text does not show."""
-    result, operands = word >> 110 & 7, word >> 113 & 7
-    return Control(
-        stall=word >> 105 & 15,
-        yields=not word >> 109 & 1,
-        result=None if result == 7 else result,
-        operands=None if operands == 7 else operands,
-        awaits=word >> 116 & 63,
-        reuse=word >> 122 & 15,
+        bits,
     )
 
 

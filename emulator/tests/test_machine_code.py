@@ -13,9 +13,11 @@ from test_core_wgmma import descriptor, results
 from tsmla_emulator.prove import check
 from tsmla_emulator.run.host.compile import compile_for_emulation
 from tsmla_emulator.run.machine import parse
-from tsmla_emulator.time import problem
+from tsmla_emulator.run.sass.decode import decoded
+from tsmla_emulator.run.sass.model import BYTES
+from tsmla_emulator.time import machine_code, problem
 from tsmla_emulator.time.costs import Text
-from tsmla_emulator.time.machine_code import Coded, _decoded, instructions
+from tsmla_emulator.time.machine_code import Coded, instructions
 from tsmla_emulator.time.machines import B200, H100
 from tsmla_emulator.time.matching import KINDS, NOTHING, Matcher
 from tsmla_emulator.time.placement import Placer
@@ -211,7 +213,8 @@ def test_of_tests_in_turns_the_last_is_the_anchor():
     ],  # FSEL
 )
 def test_instructions_of_blackwell_are_named(high, low, name):
-    assert _decoded([high << 64 | low], 0).name == name
+    code = decoded((high << 64 | low).to_bytes(BYTES, "little"), "sm_100a")
+    assert machine_code.coded(code, 0).name == name
 
 
 def turns(batch: int, pause: int, count: int) -> str:

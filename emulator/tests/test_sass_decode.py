@@ -139,6 +139,19 @@ def test_operands_as_data(architecture, low, high, name, operands):
 
 
 @pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [
+        (0x00000049280E7249, 0x082FE2000100000E, Control(stall=1, awaits=0b10, reuse=0b10)),  # FFMA2
+        (0x0000000A07FF75B2, 0x0044E20008000100, Control(stall=1, result=3, operands=2, awaits=0b100)),  # SYNCS.EXCH
+        (0x00010005002479EE, 0x000FE400082C0000, Control(stall=2)),  # LDTM
+        (0x00010005002479EE, 0x000FC400082C0000, Control(stall=2, yields=True)),
+    ],
+)
+def test_what_the_scheduler_is_told(low, high, told):
+    assert one(low, high, "sm_100a").control == told
+
+
+@pytest.mark.parametrize(
     ("low", "high", "said"),
     [
         (0x00000000000075AA, 0x000FE20000000000, "opcode 0x5aa is not known at 0x0 (sm_90a): 0x"),
@@ -146,7 +159,7 @@ def test_operands_as_data(architecture, low, high, name, operands):
         (0x00013002030075A7, 0x000E6400080001B8, "SYNCS.PHASECHK.TRANS64: bits 70, 71 are not known at 0x0"),
         (0x0000000000077919, 0x000E620000002800, "S2R at 0x0: bits 72 to 79 are 0x28: 0x"),
         (0x3F80000008087421, 0x001F8C0000000000, "FADD at 0x0: its result frees scoreboard 6: 0x"),
-        (0x3F80000008087421, 0x201FCC0000000000, "FADD at 0x0: bit 125 is set: 0x"),
+        (0x3F80000008087421, 0x201FCC0000000000, "FADD at 0x0: operands 0b1000 are reused: 0x"),
     ],
 )
 def test_what_is_not_known_is_named(low, high, said):

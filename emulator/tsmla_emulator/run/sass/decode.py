@@ -47,6 +47,19 @@ def decoder_for(architecture: str) -> Decoder:
     return Decoder(architecture)
 
 
+def control(word: int) -> Control:
+    """Return what an instruction tells the scheduler, whichever it is."""
+    result, operands = word >> 110 & 7, word >> 113 & 7
+    return Control(
+        stall=word >> 105 & 15,
+        yields=not word >> 109 & 1,
+        result=None if result == 7 else result,
+        operands=None if operands == 7 else operands,
+        awaits=word >> 116 & 63,
+        reuse=word >> 122 & 15,
+    )
+
+
 class _Remembered(dict[int, Any]):
     """Values of a function of some bits of a word, each computed once."""
 
@@ -76,28 +89,18 @@ class _Ready:
         return tuple(part for part in parts if part)
 
     def _control(self, word: int) -> Control:
-        stall, yields, reuse = word >> 105 & 15, not word >> 109 & 1, word >> 122 & 7
-        result, operands = word >> 110 & 7, word >> 113 & 7
-        if word >> 116 & 63 and not self.form.awaits:
-            raise MachineCodeError(f"it awaits scoreboards {word >> 116 & 63:#b}")
-        if word >> 125 & 1:
-            raise MachineCodeError("bit 125 is set")
-        if result != 7 and (result == 6 or self.form.code in NO_RESULT):
-            raise MachineCodeError(f"its result frees scoreboard {result}")
-        if operands != 7 and (operands == 6 or self.form.code in NO_OPERANDS):
-            raise MachineCodeError(f"its operands free scoreboard {operands}")
-        if not yields and not 1 <= stall <= 11:
-            raise MachineCodeError(f"a stall count of {stall} without a yield")
-        if reuse & ~(0 if yields else self.form.reuse):
-            raise MachineCodeError(f"operands {reuse:#b} are reused")
-        return Control(
-            stall,
-            yields,
-            None if result == 7 else result,
-            None if operands == 7 else operands,
-            word >> 116 & 63,
-            reuse,
-        )
+        found = control(word)
+        if found.awaits and not self.form.awaits:
+            raise MachineCodeError(f"it awaits scoreboards {found.awaits:#b}")
+        if found.result is not None and (found.result == 6 or self.form.code in NO_RESULT):
+            raise MachineCodeError(f"its result frees scoreboard {found.result}")
+        if found.operands is not None and (found.operands == 6 or self.form.code in NO_OPERANDS):
+            raise MachineCodeError(f"its operands free scoreboard {found.operands}")
+        if not found.yields and not 1 <= found.stall <= 11:
+            raise MachineCodeError(f"a stall count of {found.stall} without a yield")
+        if found.reuse & ~(0 if found.yields else self.form.reuse):
+            raise MachineCodeError(f"operands {found.reuse:#b} are reused")
+        return found
 
     def instruction(self, word: int, address: int) -> Instruction:
         name = self._names[word & self._name_mask]

@@ -78,16 +78,9 @@ BOTH: list[Form] = [
     # special functions
     form(0x308, "MUFU", D, Reg(32, negated=63, absolute=62), parts=(Choice(74, 4, SPECIAL),)),
     form(0x908, "MUFU", D, Flt(32), parts=(Choice(74, 4, SPECIAL),)),
-]  # fmt: skip
-
-HOPPER: list[Form] = [
     *arithmetic(
         0x031, "HFMA2", "rr", D, Source("a", "-||", part=half(74)), Source("b", "-||", part=half(60)),
         Source("c", "-||", part=half(81), negated=84, absolute=83), parts=(TYPES, FTZ, SATURATE),
-    ),
-    form(
-        0x435, "HFMA2.MMA", D, Reg(24, negated=72, absolute=73), Reg(64, negated=84, absolute=83), Flt(48, 16),
-        Flt(32, 16), parts=(TYPES, FTZ, SATURATE), reuse=3,
     ),
     *arithmetic(
         0x040, "HMNMX2", "rr", D, Source("a", "-||", part=half(74)), Source("b", "-||", part=half(60)), P87,
@@ -101,6 +94,17 @@ HOPPER: list[Form] = [
         0x23C, "HMMA.16816.F32", D, Reg(24), Reg(32), Reg(64), parts=(Choice(82, 2, ("", "BF16")),),
         fixed={(75, 2): 3}, reuse=3,
     ),
+    form(
+        0x431, "HFMA2", D, Reg(24, negated=72, absolute=73), Reg(64, negated=84, absolute=83), Flt(48, 16),
+        Flt(32, 16), parts=(TYPES, FTZ, SATURATE), reuse=3,
+    ),
+]  # fmt: skip
+
+HOPPER: list[Form] = [
+    form(
+        0x435, "HFMA2.MMA", D, Reg(24, negated=72, absolute=73), Reg(64, negated=84, absolute=83), Flt(48, 16),
+        Flt(32, 16), parts=(TYPES, FTZ, SATURATE), reuse=3,
+    ),
 ]  # fmt: skip
 
 BLACKWELL: list[Form] = [
@@ -113,8 +117,4 @@ BLACKWELL: list[Form] = [
     *arithmetic(0x04A, "FMUL2", "nr", D, paired("a", 81), FB, parts=(FTZ, ROUNDING), fixed={(87, 3): 2}),
     *arithmetic(0x04B, "FADD2", "rr", D, paired("a", 81), paired("b", 84, reuse=2), parts=(FTZ, ROUNDING)),
     *arithmetic(0x04B, "FADD2", "rn", D, paired("a", 81), FC, parts=(FTZ, ROUNDING), fixed={(84, 3): 2}),
-    form(
-        0x431, "HFMA2", D, Reg(24, negated=72, absolute=73), Reg(64, negated=84, absolute=83), Flt(48, 16),
-        Flt(32, 16), parts=(TYPES, FTZ, SATURATE), reuse=3,
-    ),
 ]  # fmt: skip

@@ -38,12 +38,20 @@ BOTH: list[Form] = [
     form(0x9C8, "USETMAXREG.DEALLOC.CTAPOOL", Int(32, 10), fixed={(72, 1): 1, (74, 1): 1, (81, 3): 7, **BIT91},
          uniform=True),
     form(0x9C8, "USETMAXREG.TRY_ALLOC.CTAPOOL", upred(81), Int(32, 10), fixed={(73, 2): 3, **BIT91}, uniform=True),
+    form(0x949, "BRX", Reg(24), FAR, fixed=ALWAYS87),
+    form(0x547, "BRA.U", upred(24, 27), FAR, fixed={**ALWAYS87, (32, 1): 1, **BIT91}),
+    form(0x348, "WARPSYNC.COLLECTIVE", Reg(24), FAR, fixed={**ALWAYS87, (86, 1): 1}),
+    form(0x948, "WARPSYNC.COLLECTIVE.ALL", FAR, fixed={**ALWAYS87, (86, 1): 1}),
+    form(0x948, "WARPSYNC.ALL", fixed=ALWAYS87),
+    form(0x91B, "ENDCOLLECTIVE", fixed=ALWAYS87),
+    form(0x946, "YIELD", fixed=ALWAYS87),
+    form(0x31D, "BAR.SYNC", Reg(32), Reg(32, again=True), parts=WAITS),
+    form(0x95C, "BPT.TRAP", Int(34, 3, silent=0), fixed={(84, 2): 3}),
 ]  # fmt: skip
 
 NEAR = Offset(((34, 30),))
 
 HOPPER: list[Form] = [
-    form(0x949, "BRX", Reg(24), FAR, fixed=ALWAYS87),
     form(0x945, "BSSY", Barrier(), NEAR, fixed=ALWAYS87),
     form(0x941, "BSYNC", Barrier(), fixed=ALWAYS87),
     form(0x3C6, "FENCE.VIEW.ASYNC", parts=(Choice(72, 2, ("S", "G")),)),
@@ -54,16 +62,8 @@ MEETING = Choice(73, 1, ("", "RECONVERGENT"))
 BLACKWELL: list[Form] = [
     form(0x945, "BSSY", Barrier(), NEAR, parts=(MEETING,), fixed=ALWAYS87),
     form(0x941, "BSYNC", Barrier(), parts=(MEETING,), fixed=ALWAYS87),
-    form(0x547, "BRA.U", upred(24, 27), FAR, fixed={**ALWAYS87, (32, 1): 1, **BIT91}),
     form(0x947, "BRA.U.ANY", FAR, fixed={**ALWAYS87, (32, 1): 1, (84, 1): 1}),
     form(0x947, "BRA.CONV", ureg(24), FAR, fixed={**ALWAYS87, (32, 2): 3, **BIT91}),
-    form(0x348, "WARPSYNC.COLLECTIVE", Reg(24), FAR, fixed={**ALWAYS87, (86, 1): 1}),
-    form(0x948, "WARPSYNC.COLLECTIVE.ALL", FAR, fixed={**ALWAYS87, (86, 1): 1}),
-    form(0x948, "WARPSYNC.ALL", fixed=ALWAYS87),
     form(0x3C6, "FENCE.VIEW.ASYNC", parts=(Choice(72, 2, ("S", "G", "T")),)),
-    form(0x91B, "ENDCOLLECTIVE", fixed=ALWAYS87),
-    form(0x946, "YIELD", fixed=ALWAYS87),
-    form(0x31D, "BAR.SYNC", Reg(32), Reg(32, again=True), parts=WAITS),
-    form(0x95C, "BPT.TRAP", Int(34, 3, silent=0), fixed={(84, 2): 3}),
     form(0x84C, "UVIRTCOUNT.DEALLOC.SMPOOL", Int(32), uniform=True),
 ]

@@ -111,6 +111,14 @@ BOTH: list[Form] = [
     *arithmetic(0x099, "USHF", "rr nr", UD, A, B, C, parts=SHIFT, uniform=True),
     *products(0x0A4, "UIMAD", "rr rn nr", UD, NO_PREDICATE, UP87, True),
     *products(0x0A5, "UIMAD.WIDE", "rr nr", UD, {}, UP87, True, (upred(81, silent=True),)),
+    form(0x2BF, "UPOPC", UD, ureg(32, inverted=63), fixed=BIT91, uniform=True),
+    *arithmetic(0x096, "UPRMT", "nr", UD, A, B, C, uniform=True),
+    form(0x89C, "UPLOP3.LUT", UP81, UP84, UP87, UP77, upred(68, 71), TruthTable(), Int(16, 8), uniform=True),
+    form(0xD09, "POPC", D, ureg(32, inverted=63), fixed=BIT91),
+    form(
+        0x2BD, "UFLO", UD, upred(81, silent=True), ureg(32, inverted=63), parts=(Choice(73, 1, ("U32", "")),),
+        fixed=BIT91, uniform=True,
+    ),
 ]  # fmt: skip
 
 SILENT = (Pred(81, silent=True), Pred(84, silent=True))
@@ -121,9 +129,6 @@ HOPPER: list[Form] = [
     *adds(0x090, "UIADD3", "rr nr", UD, USILENT, (UP87, UP77), True),
     *adds(0x097, "UIADD3.64", "rr nr", UD, USILENT, (UP87, UP77), True),
     *arithmetic(0x048, "VIMNMX", "rr nr ur", D, A, PLAIN_B, P87, parts=(TYPE, RELU), fixed={(81, 6): 0x3F}),
-    form(0x2BF, "UPOPC", UD, ureg(32, inverted=63), fixed=BIT91, uniform=True),
-    *arithmetic(0x096, "UPRMT", "nr", UD, A, B, C, uniform=True),
-    form(0x89C, "UPLOP3.LUT", UP81, UP84, UP87, UP77, upred(68, 71), TruthTable(), Int(16, 8), uniform=True),
 ]
 
 BLACKWELL: list[Form] = [
@@ -131,9 +136,4 @@ BLACKWELL: list[Form] = [
     *adds(0x090, "UIADD3", "rr nr", UD, (UP81, UP84), (UP87, UP77), True),
     *adds(0x097, "UIADD3.64", "rr nr", UD, (UP81, UP84), (UP87, UP77), True),
     *arithmetic(0x048, "VIMNMX", "rr nr ur", D, P81, P84, A, PLAIN_B, P87, parts=(TYPE, RELU)),
-    form(0xD09, "POPC", D, ureg(32, inverted=63), fixed=BIT91),
-    form(
-        0x2BD, "UFLO", UD, upred(81, silent=True), ureg(32, inverted=63), parts=(Choice(73, 1, ("U32", "")),),
-        fixed=BIT91, uniform=True,
-    ),
 ]  # fmt: skip

@@ -9,6 +9,8 @@ from tsmla_emulator.run.sass.tables.parts import BIT91, NO24, NO64, P81, SIZE, U
 WIDE = Reg(24, suffix="64")
 CONSTANT_SIZE = Choice(73, 3, ("U8", "S8", "U16", "S16", "", "64"))
 WORDS = Choice(73, 3, {4: "", 5: "64", 6: "128"})
+MATRICES = (Choice(78, 1, ("M88", "MT88")), Choice(72, 2, ("", "2", "4")))
+ATOMIC = (Choice(87, 4, ("ADD", "MIN", "MAX", "INC", "DEC", "AND", "OR", "XOR", "EXCH")),)
 EVICTION = Choice(84, 3, ("EF", "", "EL", "LU", "EU", "NA"))
 PREFETCH = ("", "LTC64B", "LTC128B", "LTC256B")
 DIMENSIONS = Choice(79, 3, ("1D", "2D", "3D", "4D", "5D"))
@@ -48,6 +50,29 @@ BOTH: list[Form] = [
     form(0x9AF, "LDGDEPBAR"),
     # asynchronous copies
     form(0x9B9, "UTMACCTL", Addr(uniform=ureg(24)), parts=(Choice(82, 1, ("IV", "PF")),), fixed=BIT91, uniform=True),
+    form(
+        0x3BA, "UBLKCP.S.S", Addr(uniform=ureg(32)), Addr(uniform=ureg(24)), ureg(64), fixed={(73, 2): 3, **BIT91},
+        uniform=True,
+    ),
+    form(
+        0x3BA, "UBLKCP.S.G", Addr(uniform=ureg(32)), Addr(uniform=ureg(24)), ureg(64), POLICY,
+        fixed={(73, 1): 1, (76, 1): 1, **BIT91}, uniform=True,
+    ),
+    form(0x83B, "LDSM.16", D, shared(None), parts=MATRICES),
+    form(0x83B, "LDSM.16", D, shared(32), parts=MATRICES, fixed=BIT91),
+    form(0x844, "STSM.16", shared(None), Reg(32), parts=MATRICES),
+    form(0x844, "STSM.16", shared(64), Reg(32), parts=MATRICES, fixed=BIT91),
+    form(0x38C, "ATOMS", D, shared(None), Reg(32), parts=ATOMIC),
+    form(0x98C, "ATOMS", D, shared(64), Reg(32), parts=ATOMIC, fixed=BIT91),
+    form(
+        0xDBD, "STAS", Addr(Reg(24, suffix="64", present=True), None, 40, 24), Reg(32), NO64, parts=(WORDS,),
+        fixed={(90, 1): 1, **BIT91},
+    ),
+    form(
+        0x3B5, "UTMASTG", Addr(uniform=ureg(32)), Addr(uniform=ureg(24)), POLICY, parts=(DIMENSIONS,),
+        fixed={(76, 1): 1, **BIT91}, uniform=True,
+    ),
+    form(0x9B7, "UTMACMDFLUSH", uniform=True),
 ]  # fmt: skip
 
 
@@ -87,50 +112,24 @@ def copies(prefetch: int, size: Choice, one: int) -> list[Form]:
     ]  # fmt: skip
 
 
-MATRICES = (Choice(78, 1, ("M88", "MT88")), Choice(72, 2, ("", "2", "4")))
-
 HOPPER: list[Form] = [
     *barriers(70, 72),
     *copies(71, WORDS, 70),
     form(0xAB9, "ULDC", UD, Const(38, 16), parts=(CONSTANT_SIZE,), uniform=True),
     form(
-        0x3BA, "UBLKCP.S.S", Addr(uniform=ureg(32)), Addr(uniform=ureg(24)), ureg(64), fixed={(73, 2): 3, **BIT91},
-        uniform=True,
-    ),
-    form(
-        0x3BA, "UBLKCP.S.G", Addr(uniform=ureg(32)), Addr(uniform=ureg(24)), ureg(64), POLICY,
-        fixed={(73, 1): 1, (76, 1): 1, **BIT91}, uniform=True,
-    ),
-    form(
         0x5B4, "UTMALDG", Addr(uniform=ureg(32)), Addr(uniform=ureg(24)), POLICY, parts=(DIMENSIONS,),
         fixed={(76, 1): 1, **BIT91}, uniform=True,
     ),
     # matrices
-    form(0x83B, "LDSM.16", D, shared(None), parts=MATRICES),
-    form(0x83B, "LDSM.16", D, shared(32), parts=MATRICES, fixed=BIT91),
-    form(0x844, "STSM.16", shared(None), Reg(32), parts=MATRICES),
-    form(0x844, "STSM.16", shared(64), Reg(32), parts=MATRICES, fixed=BIT91),
 ]  # fmt: skip
 
-ATOMIC = (Choice(87, 4, ("ADD", "MIN", "MAX", "INC", "DEC", "AND", "OR", "XOR", "EXCH")),)
 
 BLACKWELL: list[Form] = [
     *barriers(76, 72),
     *copies(72, Choice(74, 2, ("", "64", "128")), 83),
     form(0x7AC, "LDCU", UD, Const(37, 17, ureg(24)), parts=(SIZE,), fixed=BIT91, uniform=True),
-    form(0x38C, "ATOMS", D, shared(None), Reg(32), parts=ATOMIC),
-    form(0x98C, "ATOMS", D, shared(64), Reg(32), parts=ATOMIC, fixed=BIT91),
-    form(
-        0xDBD, "STAS", Addr(Reg(24, suffix="64", present=True), None, 40, 24), Reg(32), NO64, parts=(WORDS,),
-        fixed={(90, 1): 1, **BIT91},
-    ),
     form(
         0x5B4, "UTMALDG", Addr(uniform=ureg(32)), Addr(uniform=ureg(24)), POLICY,
         parts=(DIMENSIONS, flag(85, "2CTA")), fixed={(76, 1): 1, **BIT91}, uniform=True,
     ),
-    form(
-        0x3B5, "UTMASTG", Addr(uniform=ureg(32)), Addr(uniform=ureg(24)), POLICY, parts=(DIMENSIONS,),
-        fixed={(76, 1): 1, **BIT91}, uniform=True,
-    ),
-    form(0x9B7, "UTMACMDFLUSH", uniform=True),
 ]  # fmt: skip

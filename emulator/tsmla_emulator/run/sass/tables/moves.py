@@ -43,13 +43,17 @@ BOTH: list[Form] = [
     form(0x589, "SHFL", P81, D, Reg(24), Reg(32), Int(40, 13), parts=SHUFFLE),
     form(0x989, "SHFL", P81, D, Reg(24), Int(53, 5), Reg(64), parts=SHUFFLE),
     form(0xF89, "SHFL", P81, D, Reg(24), Int(53, 5), Int(40, 13), parts=SHUFFLE),
+    form(0x883, "UP2UR", UD, AllPredicates(uniform=True), ureg(24), Int(32), fixed=BIT91, uniform=True),
+    form(
+        0x804, "R2P", AllPredicates(), Reg(24, part=Choice(76, 2, ("", "B1", "B2", "B3"))), Int(32, 8, silent=0xFF),
+        reuse=1,
+    ),
 ]  # fmt: skip
 
 R2UR_PREDICATE = Pred(81, silent=True)
 
 HOPPER: list[Form] = [
     form(0x2CA, "R2UR", R2UR_PREDICATE, UD, Reg(24), reuse=1),
-    form(0x883, "UP2UR", UD, AllPredicates(uniform=True), ureg(24), Int(32), fixed=BIT91, uniform=True),
 ]
 
 BLACKWELL: list[Form] = [
@@ -57,9 +61,5 @@ BLACKWELL: list[Form] = [
     form(0x2CA, "R2UR", R2UR_PREDICATE, UD, Reg(24), parts=(Choice(86, 2, ("", "FILL", "BROADCAST")),), reuse=1),
     form(
         0x2CC, "CREDUX", UD, Reg(24), parts=(Choice(79, 1, ("MAX", "MIN")), Choice(73, 2, ("", "S32"))), reuse=1
-    ),
-    form(
-        0x804, "R2P", AllPredicates(), Reg(24, part=Choice(76, 2, ("", "B1", "B2", "B3"))), Int(32, 8, silent=0xFF),
-        reuse=1,
     ),
 ]  # fmt: skip
