@@ -6,15 +6,16 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
+from built_kernels import OBJECTS, files_in
 from tsmla_emulator.prove import check, machine_code
 from tsmla_emulator.run.emulate import emulated
-from tsmla_emulator.run.host.compile import compile_for_emulation
 from tsmla_emulator.run.machine import EmulationError, Options
 from tsmla_emulator.run.sass import program
 from tsmla_emulator.run.sass.code import UnknownInstruction
 from tsmla_emulator.run.sass.kernel import kernels
 from tsmla_emulator.run.sass.model import ALWAYS_DONE, Instruction
 
+BUILT = files_in(OBJECTS)
 RACES = Options(async_mode="late", happens_before=True)
 EQUAL = (
     "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128",
@@ -30,7 +31,7 @@ CONTRACTED = ("tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse", "tsmla_de
 
 @pytest.mark.parametrize("symbol", [*EQUAL, *CONTRACTED])
 def test_machine_code_writes_what_ptx_does(symbol: str):
-    found = machine_code.compare(check.find(symbol), RACES)
+    found = machine_code.compare(check.find(symbol), RACES, BUILT)
     assert found.machine_code.error is None
     assert bool(found.differs) == (symbol in CONTRACTED), found.differs
     assert found.only_contracted == (symbol in CONTRACTED)
@@ -60,7 +61,7 @@ def test_a_wait_for_products_that_is_taken_away_is_noticed(monkeypatch):
 
     changed(monkeypatch, without)
     with pytest.raises(EmulationError, match=r"machine code 0x[0-9a-f]+, HGMMA") as caught:
-        check.check(check.find(PREFILL), dataclasses.replace(RACES, machine_code=True))
+        check.check(check.find(PREFILL), dataclasses.replace(RACES, machine_code=True), compiled=BUILT)
     assert caught.value.kind in ("race", "exit")
     assert {i.opcode for finding in caught.value.findings for i in finding.instructions} >= {"HGMMA.64x128x16.F32.BF16"}
 
@@ -68,7 +69,7 @@ def test_a_wait_for_products_that_is_taken_away_is_noticed(monkeypatch):
 def test_an_opcode_that_is_not_known_stops_the_kernel_before_it_runs(monkeypatch):
     changed(monkeypatch, lambda i: dataclasses.replace(i, opcode="FROB") if i.opcode == "MUFU" else i)
     with pytest.raises(UnknownInstruction, match=r"not implemented: .*FROB\.\w+ .* at 0x[0-9a-f]{4} of the machine"):
-        check.check(check.find(PREFILL), Options(machine_code=True))
+        check.check(check.find(PREFILL), Options(machine_code=True), compiled=BUILT)
 
 
 def test_ptx_alone_and_changed_ptx_have_no_machine_code():
@@ -81,7 +82,7 @@ def test_ptx_alone_and_changed_ptx_have_no_machine_code():
 
 
 def test_a_library_says_what_the_host_code_has_to_know():
-    compiled = compile_for_emulation(check.find(PREFILL))
+    compiled = BUILT(check.find(PREFILL))
     for kernel in kernels(compiled.library).values():
         assert kernel.architecture == "sm_90a" and kernel.threads == (384, 1, 1) and kernel.first_parameter == 0x210
         assert kernel.parameters[0] == (0x30, 128)  # a tensor map, at a multiple of 64 of the bank
