@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 from collections.abc import Callable
 
 import pytest
 from built_kernels import OBJECTS, files_in
+from tsmla.loading.manifest import library_file
+from tsmla.loading.toolchain import shipped_libraries
 from tsmla_emulator.prove import check, machine_code
 from tsmla_emulator.run.emulate import emulated
 from tsmla_emulator.run.machine import EmulationError, Options
@@ -70,6 +73,16 @@ def test_an_opcode_that_is_not_known_stops_the_kernel_before_it_runs(monkeypatch
     changed(monkeypatch, lambda i: dataclasses.replace(i, opcode="FROB") if i.opcode == "MUFU" else i)
     with pytest.raises(UnknownInstruction, match=r"not implemented: .*FROB\.\w+ .* at 0x[0-9a-f]{4} of the machine"):
         check.check(check.find(PREFILL), Options(machine_code=True), compiled=BUILT)
+
+
+def test_machine_code_of_another_library_is_run():
+    variant, other = check.find(EQUAL[0]), check.find(EQUAL[1])
+    installed = shipped_libraries() / library_file(variant.family, variant.arch, platform.machine())
+    made = dataclasses.replace(BUILT(variant), machine_code=installed)
+    assert check.check(variant, Options(machine_code=True), compiled=lambda _: made).error is None
+    made = dataclasses.replace(made, machine_code=BUILT(other).library)
+    with pytest.raises(ValueError, match="has no machine code of kernel_.*: it is of other sources"):
+        check.check(variant, Options(machine_code=True), compiled=lambda _: made)
 
 
 def test_ptx_alone_and_changed_ptx_have_no_machine_code():

@@ -225,6 +225,17 @@ def test_verify_emulated_takes_no_directory(shipped: Path, capsys) -> None:
     assert f"so {shipped} cannot be verified with it; give DIRECTORY or --emulated" in capsys.readouterr().err
 
 
+def test_machine_code_is_run_in_the_emulator(shipped: Path, capsys) -> None:
+    assert cli.main(["verify", "--machine-code"]) == 2
+    assert "--machine-code says what --emulated runs; give both" in capsys.readouterr().err
+
+
+def test_machine_code_of_a_kernel_that_no_library_has(shipped: Path, capsys) -> None:
+    symbol = "tsmla_quantize_q_sm_103a_bf16_d512e4m3s512apartwholex64"
+    assert cli.main(["verify", "--emulated", symbol, "--machine-code"]) == 2
+    assert f"no library in {shipped} holds {symbol}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("symbol", ["foo", "", "tsmla_pack_sm_90a", "q" * 500, "\udcff"])
 def test_verify_emulated_names_few_symbols(capsys, symbol: str) -> None:
     assert cli.main(["verify", "--emulated", symbol]) == 2

@@ -13,6 +13,7 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from .host.compile import Compiled
 
 Rewrite = Callable[[Module], Module]
+
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)")
+"""Names of a PTX text's kernels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,15 +178,17 @@ class Emulation:
             raise ValueError(f"{variant.symbol()} is for {variant.arch}; the emulated GPU is {self.arch}")
         made = (self._compiled or compile_for_emulation)(variant)
         written = {x.name for x in OPERATORS[variant.family].given if x.written or x.scratch}
-        return Kernel(self, made.library, made.ptx.read_text("utf-8"), made.symbol, written.__contains__)
+        text = made.ptx.read_text("utf-8")
+        return Kernel(self, made.library, text, made.symbol, written.__contains__, made.machine_code)
 
     def module(self, text: str, library: Path) -> Module:
-        """Return what a library's kernels run: their PTX, or their machine code if the options say so."""
+        """Return what the kernels of a PTX text run: the text, or their machine code in a library if the options say
+        so."""
         if not self.options.machine_code:
             return self._module(text)
         if self._rewrite:
             raise ValueError("rewrite changes PTX; machine code is run as the library has it")
-        return machine_code_module(library)
+        return machine_code_module(library, frozenset(_ENTRY.findall(text)))
 
     def _module(self, text: str) -> Module:
         if self.options.machine_code:
@@ -195,13 +201,19 @@ class Kernel:
     """A TVM-FFI function whose launches are emulated. Call it as the function itself, with emulated tensors."""
 
     def __init__(
-        self, emulation: Emulation, library: Path, ptx: str, symbol: str, writes: Callable[[str], bool]
+        self,
+        emulation: Emulation,
+        library: Path,
+        ptx: str,
+        symbol: str,
+        writes: Callable[[str], bool],
+        machine_code: Path | None = None,
     ) -> None:
         self.symbol = symbol
         self._emulation = emulation
         self._library = open_library(library)
         self._parameters = self._library.parameters(symbol)
-        self._module = emulation.module(ptx, library)
+        self._module = emulation.module(ptx, machine_code or library)
         self._writes = writes
 
     def __call__(self, *positional: Any, **named: Any) -> None:

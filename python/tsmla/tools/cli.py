@@ -96,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SYMBOL",
         help="instead run these kernels (all when none is named) in the emulator, which must be installed",
     )
+    text = "with --emulated: run the machine code of the installed libraries, which is what GPUs run, not PTX"
+    verify.add_argument("--machine-code", action="store_true", help=text)
     text = "resolve kernels now, compiling into the cache if need be"
     command("warmup", _warmup, text + "; by default those of installed libraries", "arch", "family", "variant")
     text = "call every operator on small inputs and print each result's error against float64"
@@ -213,7 +215,10 @@ def _verify(options: argparse.Namespace) -> int:
             )
         from .emulated import verify_emulated
 
-        return 0 if verify_emulated(options.emulated) else 1
+        libraries = toolchain.shipped_libraries() if options.machine_code else None
+        return 0 if verify_emulated(options.emulated, libraries) else 1
+    if options.machine_code:
+        raise ArgumentError("verify: --machine-code says what --emulated runs; give both")
     from .verify import verify_directory
 
     directory = options.path or toolchain.shipped_libraries()

@@ -7,9 +7,11 @@ A development aid. Nothing that serves imports this file, and it imports the emu
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from ..errors import ArgumentError, KernelUnavailable
 from ..identity.arch import Arch
@@ -24,6 +26,7 @@ from ..identity.variant import (
     Variant,
     WriteCacheVariant,
 )
+from ..loading import manifest
 
 INSTALL = "`pip install . ./emulator` in a checkout of tsmla"
 
@@ -96,28 +99,42 @@ def _since(started: float) -> str:
     return f"{time.perf_counter() - started:.1f} s"
 
 
-def verify_emulated(symbols: Iterable[str] = ()) -> bool:
+def verify_emulated(symbols: Iterable[str] = (), libraries: Path | None = None) -> bool:
     """Compile each symbol's kernel (every one that can be built when none is named), run it through its operator in
     the emulator, and print how its result compares with torch. Returns whether all are good.
 
-    Raises ArgumentError when the emulator is not installed or a symbol does not exist.
+    libraries: a directory of libraries, whose machine code is run in the place of the PTX; its kernels when no symbol
+        is named. The host's half of a call is that of the kernel as it is compiled here.
+
+    Raises ArgumentError when the emulator is not installed, or a symbol does not exist or is in no library there.
     """
     require()
     from tsmla_emulator.prove import check
-    from tsmla_emulator.run.host.compile import compile_all
-    from tsmla_emulator.run.machine import EmulationError
+    from tsmla_emulator.run.host.compile import Compiled, compile_all, compile_for_emulation
+    from tsmla_emulator.run.machine import EmulationError, Options
+    from tsmla_emulator.run.ptx.model import PtxError
 
+    holds: dict[Variant, Path] = {}
+    if libraries is not None:
+        records = manifest.read_directory(libraries).libraries
+        holds = {kernel.variant: libraries / one.file for one in records for kernel in one.manifest.kernels}
     try:
-        chosen = [check.find(symbol) for symbol in symbols] or check.variants()
+        chosen = [check.find(symbol) for symbol in symbols] or list(holds) or check.variants()
     except ValueError as error:
         raise ArgumentError(str(error)) from error
+    if missing := [variant.symbol() for variant in chosen if libraries and variant not in holds]:
+        raise ArgumentError(f"no library in {libraries} holds {', '.join(missing)}")
+
+    def files(variant: Variant) -> Compiled:
+        return dataclasses.replace(compile_for_emulation(variant), machine_code=holds.get(variant))
+
     good = True
     for number, (variant, _) in enumerate(compile_all(chosen), 1):
         started = time.perf_counter()
         try:
-            verdict = check.check(variant)
+            verdict = check.check(variant, Options(machine_code=libraries is not None), compiled=files)
             problem, measured = verdict.error, verdict.measured
-        except EmulationError as error:
+        except (EmulationError, PtxError, ValueError) as error:
             problem, measured = str(error), ""
         good = good and problem is None
         told = f"WRONG: {problem}" if problem else measured

@@ -40,11 +40,15 @@ class CompileError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """Files of one compiled variant: the library linked for emulation and the PTX text."""
+    """Files of one compiled variant: the library linked for emulation and the PTX text.
+
+    machine_code: another library, whose machine code is run in the place of this one's.
+    """
 
     library: Path
     ptx: Path
     symbol: str
+    machine_code: Path | None = None
 
 
 def compile_for_emulation(variant: Variant, compiler: Compiler | None = None) -> Compiled:

@@ -70,13 +70,17 @@ def second_bank(kernel: Kernel) -> int:
 
 
 @functools.lru_cache(maxsize=32)
-def machine_code_module(library: Path) -> ptx.Module:
-    """Return the kernels of a library as their machine code has them.
+def machine_code_module(library: Path, names: frozenset[str]) -> ptx.Module:
+    """Return the kernels of these names in a library as their machine code has them.
 
-    Raises UnknownInstruction, and MachineCodeError for bits that are no instruction.
+    Raises ValueError when the library lacks one, UnknownInstruction, and MachineCodeError for bits that are no
+    instruction.
     """
     entries, programs, target = {}, {}, ""
-    for kernel in kernels(library).values():
+    found = kernels(library)
+    if lacks := sorted(names - found.keys()):
+        raise ValueError(f"{library} has no machine code of {', '.join(lacks)}: it is of other sources")
+    for kernel in (found[name] for name in sorted(names)):
         program = build_program(kernel)
         entries[kernel.name], programs[kernel.name] = program.entry, program
         target = kernel.architecture
