@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,16 +66,14 @@ def test_as_many_ctas_as_are_launched(monkeypatch, queries, keys, heads, process
 
 
 def test_a_head_s_longest_tile_stands_beside_its_shortest():
-    variant = SimpleNamespace(arch=EIGHT_BITS.arch, dtype=EIGHT_BITS.dtype, d_qk=192, d_v=128, causal=True)
-    (first, second, *alone) = prefill_grid.kv_tiles(variant, problem.Shape(1, 640, 9600, 3), 1, 192, 96)
+    (first, second, *alone) = prefill_grid.kv_tiles(EIGHT_BITS, problem.Shape(1, 640, 9600, 3), 1, 192, 96)
     assert first == second == [100, 96, 100, 98] and alone == [[96], [98], [100], [100]]  # short: the last of four
 
 
 def test_tiles_of_16_bits_are_far_apart():
     """Heads have five tiles: 5 1 4 2 3, then 1 5 2 4 3, and the third, of which one is alone, 5 4 3 2 1. Each second
     of a CTA is the neighbour's."""
-    variant = SimpleNamespace(arch=SIXTEEN_BITS.arch, dtype=SIXTEEN_BITS.dtype, d_qk=192, d_v=128, causal=True)
-    ctas = prefill_grid.kv_tiles(variant, problem.Shape(1, 640, 640, 3), 1, 128, 128)
+    ctas = prefill_grid.kv_tiles(SIXTEEN_BITS, problem.Shape(1, 640, 640, 3), 1, 128, 128)
     assert ctas == [[5, 2, 3, 2, 4, 4, 3], [1, 4, 1, 5, 3, 5, 2], [1]]
 
 
