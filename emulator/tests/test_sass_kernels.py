@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from built_kernels import OBJECTS, files_in
-from tsmla.loading.manifest import library_file
 from tsmla.loading.toolchain import shipped_libraries
+from tsmla.tools.emulated import images_of
 from tsmla_emulator.prove import check, machine_code
 from tsmla_emulator.run.emulate import emulated
 from tsmla_emulator.run.machine import EmulationError, Options
 from tsmla_emulator.run.sass import program
 from tsmla_emulator.run.sass.code import UnknownInstruction
+from tsmla_emulator.run.sass.image import extracted
 from tsmla_emulator.run.sass.kernel import kernels
 from tsmla_emulator.run.sass.model import ALWAYS_DONE, Instruction
+
+ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT), str(ROOT / "tests")]  # as pytest has them where it begins in the checkout, not in emulator/
+from built_kernels import OBJECTS, files_in  # noqa: E402
 
 BUILT = files_in(OBJECTS)
 RACES = Options(async_mode="late", happens_before=True)
@@ -75,10 +80,11 @@ def test_an_opcode_that_is_not_known_stops_the_kernel_before_it_runs(monkeypatch
         check.check(check.find(PREFILL), Options(machine_code=True), compiled=BUILT)
 
 
-def test_machine_code_of_another_library_is_run():
+def test_machine_code_of_an_installed_library_is_run(tmp_path):
     variant, other = check.find(EQUAL[0]), check.find(EQUAL[1])
-    installed = shipped_libraries() / library_file(variant.family, variant.arch, platform.machine())
-    made = dataclasses.replace(BUILT(variant), machine_code=installed)
+    library, number = images_of(shipped_libraries())[variant]
+    image = extracted(library, number, tmp_path / "image")
+    made = dataclasses.replace(BUILT(variant), machine_code=image)
     assert check.check(variant, Options(machine_code=True), compiled=lambda _: made).error is None
     made = dataclasses.replace(made, machine_code=BUILT(other).library)
     with pytest.raises(ValueError, match="has no machine code of kernel_.*: it is of other sources"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -113,30 +114,42 @@ def verify_emulated(symbols: Iterable[str] = (), libraries: Path | None = None) 
     from tsmla_emulator.run.host.compile import Compiled, compile_all, compile_for_emulation
     from tsmla_emulator.run.machine import EmulationError, Options
     from tsmla_emulator.run.ptx.model import PtxError
+    from tsmla_emulator.run.sass.image import extracted
 
-    holds: dict[Variant, Path] = {}
-    if libraries is not None:
-        records = manifest.read_directory(libraries).libraries
-        holds = {kernel.variant: libraries / one.file for one in records for kernel in one.manifest.kernels}
+    held = images_of(libraries) if libraries else {}
     try:
-        chosen = [check.find(symbol) for symbol in symbols] or list(holds) or check.variants()
+        chosen = [check.find(symbol) for symbol in symbols] or list(held) or check.variants()
     except ValueError as error:
         raise ArgumentError(str(error)) from error
-    if missing := [variant.symbol() for variant in chosen if libraries and variant not in holds]:
+    if missing := [variant.symbol() for variant in chosen if libraries and variant not in held]:
         raise ArgumentError(f"no library in {libraries} holds {', '.join(missing)}")
-
-    def files(variant: Variant) -> Compiled:
-        return dataclasses.replace(compile_for_emulation(variant), machine_code=holds.get(variant))
-
     good = True
-    for number, (variant, _) in enumerate(compile_all(chosen), 1):
-        started = time.perf_counter()
-        try:
-            verdict = check.check(variant, Options(machine_code=libraries is not None), compiled=files)
-            problem, measured = verdict.error, verdict.measured
-        except (EmulationError, PtxError, ValueError) as error:
-            problem, measured = str(error), ""
-        good = good and problem is None
-        told = f"WRONG: {problem}" if problem else measured
-        print(f"{number:3} of {len(chosen)}  {variant.symbol()}  {told}  ({time.perf_counter() - started:.1f} s)")
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def files(variant: Variant) -> Compiled:
+            made = compile_for_emulation(variant)
+            if not libraries:
+                return made
+            return dataclasses.replace(made, machine_code=extracted(*held[variant], Path(scratch) / variant.symbol()))
+
+        for number, (variant, _) in enumerate(compile_all(chosen), 1):
+            started = time.perf_counter()
+            try:
+                verdict = check.check(variant, Options(machine_code=libraries is not None), compiled=files)
+                problem, measured = verdict.error, verdict.measured
+            except (EmulationError, PtxError, ValueError) as error:
+                problem, measured = str(error), ""
+            good = good and problem is None
+            told = f"WRONG: {problem}" if problem else measured
+            print(f"{number:3} of {len(chosen)}  {variant.symbol()}  {told}  ({time.perf_counter() - started:.1f} s)")
     return good
+
+
+def images_of(libraries: Path) -> dict[Variant, tuple[Path, int]]:
+    """Return the library and the number of the GPU image of each kernel in a directory of libraries: images lie in the
+    order in which a manifest names kernels."""
+    return {
+        kernel.variant: (libraries / record.file, number)
+        for record in manifest.read_directory(libraries).libraries
+        for number, kernel in enumerate(record.manifest.kernels)
+    }

@@ -42,7 +42,7 @@ class CompileError(RuntimeError):
 class Compiled:
     """Files of one compiled variant: the library linked for emulation and the PTX text.
 
-    machine_code: another library, whose machine code is run in the place of this one's.
+    machine_code: a file with another GPU image, whose machine code is run in the place of the library's.
     """
 
     library: Path
