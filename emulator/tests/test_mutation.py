@@ -253,9 +253,9 @@ def test_synchronisations_of_a_warp_are_missed(kernels, name):
         "sm100/prefill/softmax._step: scores_read.hand_over",
         "sm100/prefill/softmax._make_all: turns.hand_over",
         "sm100/decode/softmax._tile: s.release",
-        "sm100/decode/load._load_query: q.hand_over",
-        "sm100/decode/load._tell_values: arch.sync_warp",
-        "sm100/decode/load._tell_values: v.hand_over",
+        "sm100/decode/keys/load._load_query: q.hand_over",
+        "sm100/decode/keys/load._tell_values: arch.sync_warp",
+        "sm100/decode/keys/load._tell_values: v.hand_over",
     }
 
 
@@ -350,8 +350,8 @@ def test_a_mutant_is_known_by_function_edge_and_operation(kernels):
         "sm90/prefill/tasks.write: ld, st of shared memory 16 bytes further"
     }
     assert {
-        "sm90/prefill/attend._scores: k.wait_full: mbarrier.try_wait always true",
-        "sm90/prefill/attend._scores: mma.issue: wgmma.fence removed",
+        "sm90/prefill/steps.start_scores: k.wait_full: mbarrier.try_wait always true",
+        "sm90/prefill/steps.start_scores: mma.issue: wgmma.fence removed",
         "sm90/prefill/attend._visit: q.release: mbarrier.arrive removed",
     } <= keys
     label = "sm100/decode/mma._scores: s.wait_empty: mbarrier.try_wait always true"
@@ -437,7 +437,7 @@ def test_earlier_results_that_another_lane_stores_over_are_a_race(kernels):
     """Lanes of a quad exchange what they store, so that one once overwrote what another had yet to add."""
     subject = subject_of(*kernels[PREFILL])
     (site,) = [site for site in subject.sites if site.family == WHOLE_WARP]
-    assert site.key == "sm90/prefill/attend.attend_task: arch.sync_warp: bar.warp.sync removed"
+    assert site.key == "sm90/prefill/attend.end_task: arch.sync_warp: bar.warp.sync removed"
     assert subject.try_out(site).kind == "race"
 
 
