@@ -34,7 +34,9 @@ def test_a_wrong_result_is_an_exit_status(capsys, monkeypatch):
     from tsmla_emulator.prove import check
 
     monkeypatch.setattr(check, "_pack", lambda variant: ("7 bytes differ", "7 bytes differ"))
-    monkeypatch.setattr(check, "check", lambda variant, *_, **__: check.Verdict(variant, *check._pack(variant), calls=()))
+    monkeypatch.setattr(
+        check, "check", lambda variant, *_, **__: check.Verdict(variant, *check._pack(variant), calls=())
+    )
     assert cli.main(["verify", "--emulated", SYMBOLS[0]]) == 1
     assert "WRONG: 7 bytes differ" in capsys.readouterr().out
 
