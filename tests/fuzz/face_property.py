@@ -96,6 +96,8 @@ def _results(case: FaceCase, name: str, guarded: Guarded) -> torch.Tensor | None
 
 
 def _prefill(case: FaceCase, place: Place, memory: dict[str, Guarded], given: dict[str, Any]) -> Any:
+    if case.face == OPERATOR:
+        return case.call.manner.call(place, tsmla.tsmla_prefill, memory, given)
     if case.face == "tokenspeed_mla":
         names = ("out_dtype", "lse_base", "sinks", "lse_includes_sink", "k_scale", "v_scale", "output_scale", "lse")
         taken = {name: value for name, value in given.items() if name not in names}

@@ -105,7 +105,7 @@ PREFILL: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "output_scale": ((), _SCALES, ()),
     "out_dtype": ((), (torch.float32, torch.float8_e4m3fn, "bf16", torch.int8), ("writes", "out is")),
     "sinks": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), _NO_TENSORS, ()),
-    "key_mask": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1", "dim 1 -1"), _NO_TENSORS, ()),
+    "key_mask": ((*_ANY, "dim 0 +1", "dim 0 -1", "dim 1 -1"), _NO_TENSORS, ()),
     "lse_includes_sink": ((), (None, "yes", 2), ()),
     "lse": ((*_ANY, "dim 0 +1", "dim 1 -1"), _NO_TENSORS, ()),
     "merge_into": ((), (*_NO_TENSORS, (1, 2), (None, None), ()), ()),
