@@ -9,31 +9,17 @@ import json
 import os
 import sys
 
-from tsmla.integrations.shared import entry_points
+from tsmla.integrations.shared import fit
 
 from . import CUSTOM, contract, options, register, selected_names
 
-_GROUP = "vllm.general_plugins"
-
 
 def main() -> int:
-    version = contract.version()
-    if version is None:
-        print("vLLM is not installed in this environment; the plug-in is for vLLM 0.26 to 0.33")
-        return 2
-    read = "one of the versions" if version in contract.KNOWN else "not one of those"
-    print(f"vLLM {version} ({read} that the plug-in was tested with: {', '.join(contract.KNOWN)})")
-    print(f"entry point: {entry_points.found(_GROUP, 'VLLM_PLUGINS')}")
-    complaints = contract.broken()
-    for complaint in complaints:
-        print(f"  does not fit: {complaint}")
-    if complaints:
-        print("This vLLM has moved on. Do not select the backends; please report the lines above.")
-        return 1
+    if status := fit.reported("vLLM", "0.26 to 0.33", contract, "vllm.general_plugins", "VLLM_PLUGINS", "the backends"):
+        return status
     register()
     decode, prefill = selected_names()
     chosen = {"backend": decode, "mla_prefill_backend": prefill}
-    print("contract: fits")
     print(f"flags: vllm serve MODEL --attention-config '{json.dumps(chosen)}'")
     print(f"  LLM(model=..., attention_config={chosen})")
     sparse, _ = selected_names(sparse=True)
