@@ -15,6 +15,7 @@ from pathlib import Path
 COMMANDS = {
     "prefill": "bench_prefill",
     "prefill-pieces": "bench_prefill_pieces",
+    "prefill-masked": "bench_prefill_masked",
     "decode": "bench_decode",
     "decode-rows": "bench_decode_rows",
     "decode-chosen": "bench_decode_chosen",

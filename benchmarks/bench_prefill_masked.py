@@ -1,0 +1,130 @@
+"""tsmla_prefill whose queries see keys by a mask, beside the same call without one.
+
+    python -m benchmarks prefill-masked [--dims 256] [--dtype DTYPE] [--heads N ...] [--quick]
+
+`dense` has no mask; `all set` has one that hides nothing, which is what reading a mask costs; `chosen` has a mask of
+TOP_K random keys of those that a query sees, and `near` one of the TOP_K keys before it, most of whose tiles are
+skipped whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tsmla import tsmla_prefill
+from tsmla.problems.prefill import mask_words
+
+from . import protocol, runner
+from .bench_prefill import DIMS, DTYPES, Case
+from .protocol import Candidate, Monitor
+
+TOP_K = 2048
+SHAPES = (
+    (1, 2048, 2048, True),
+    (1, 4096, 4096, True),
+    (1, 8192, 8192, True),
+    (1, 2048, 16384, True),
+    (1, 8192, 8192, False),
+)
+"""(sequences, queries, keys, causal)."""
+ROWS_AT_ONCE = 512
+
+
+@dataclasses.dataclass
+class Masks:
+    """Key masks of one call, [queries, words], by name."""
+
+    case: Case
+
+    def of(self, name: str) -> torch.Tensor:
+        queries, keys = self.case.queries, self.case.keys
+        rows = [self._rows(name, first, keys) for first in range(0, queries, ROWS_AT_ONCE)]
+        return torch.cat(rows)
+
+    def _rows(self, name: str, first: int, keys: int) -> torch.Tensor:
+        query = torch.arange(first, min(first + ROWS_AT_ONCE, self.case.queries), device="cuda")[:, None]
+        last = query + keys - self.case.queries if self.case.causal else torch.full_like(query, keys - 1)
+        key = torch.arange(keys, device="cuda")
+        if name == "all set":
+            return mask_words(torch.ones(len(query), keys, dtype=torch.bool, device="cuda"))
+        if name == "near":
+            return mask_words((key <= last) & (key > last - TOP_K))
+        order = torch.rand(len(query), keys, device="cuda").masked_fill(key > last, 2.0)
+        chosen = order.topk(min(TOP_K, keys), largest=False).indices
+        return mask_words(torch.zeros(len(query), keys, dtype=torch.bool, device="cuda").scatter_(1, chosen, True))
+
+
+def masked(case: Case, mask: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return a launch with a mask into one output tensor, which it returns."""
+    out = case.output()
+
+    def launch() -> torch.Tensor:
+        tsmla_prefill(
+            case.query,
+            case.key,
+            case.value,
+            None,
+            case.ends_kv,
+            case.keys,
+            case.sequences,
+            case.scale,
+            is_causal=case.causal,
+            return_lse=True,
+            cum_seq_lens_q=case.ends_q,
+            out=out,
+            key_mask=mask,
+        )
+        return out
+
+    return launch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    runner.add_arguments(parser, seconds=1.0)
+    parser.add_argument("--dims", choices=DIMS, default=192, type=int)
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--heads", type=int, help="heads of a query (default: those of the dims' models)")
+    parser.add_argument("--quick", action="store_true", help="isolated launches only")
+
+
+def run(options: argparse.Namespace) -> None:
+    results: list[dict[str, Any]] = []
+    with Monitor() as monitor:
+        for shape in SHAPES:
+            case = Case.make(*shape, DTYPES[options.dtype], options.dims)
+            if options.heads:
+                case = dataclasses.replace(
+                    case,
+                    **{
+                        name: getattr(case, name)[:, : options.heads].contiguous() for name in ("query", "key", "value")
+                    },
+                )
+            masks = Masks(case)
+            launches = {"dense": case.ours()}
+            launches |= {name: masked(case, masks.of(name)) for name in ("all set", "chosen", "near")}
+            protocol.agree({"tsmla": launches["dense"], "all set": launches["all set"]}, 0.01)
+            candidates = [Candidate(name, launch) for name, launch in launches.items()]
+            for regime in protocol.REGIMES[: 1 if options.quick else None]:
+                timings = protocol.measure(candidates, regime, monitor, options.seconds)
+                said = {"shape": shape, "heads": case.query.shape[1], "dims": options.dims, "dtype": options.dtype}
+                results.append({**said, "regime": regime, "timings": timings})
+            del case, launches, candidates, masks
+            torch.cuda.empty_cache()
+    record = {"certificate": runner.certificate(options.commit), "top_k": TOP_K, "results": results}
+    path = runner.write_record(options.results, f"prefill-masked-{options.dims}-{options.dtype}", record)
+    names = tuple(results[0]["timings"])
+    header = ("queries", "keys", "mask", "heads", "regime", *(f"{name} us" for name in names), "all set", "MHz")
+    print(runner.table(header, (_row(result, names) for result in results)))
+    print(path)
+
+
+def _row(result: dict[str, Any], names: tuple[str, ...]) -> tuple[object, ...]:
+    _, queries, keys, causal = result["shape"]
+    timings = result["timings"]
+    times = [timings[name].median_us for name in names]
+    said = queries, keys, "causal" if causal else "full", result["heads"], result["regime"]
+    return *said, *times, f"{times[1] / times[0]:.3f}", timings[names[0]].sm_clock_mhz
