@@ -16,6 +16,7 @@ COMMANDS = {
     "prefill": "bench_prefill",
     "prefill-pieces": "bench_prefill_pieces",
     "prefill-masked": "bench_prefill_masked",
+    "prefill-chosen": "bench_prefill_chosen",
     "decode": "bench_decode",
     "decode-rows": "bench_decode_rows",
     "decode-chosen": "bench_decode_chosen",

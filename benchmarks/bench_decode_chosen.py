@@ -50,15 +50,14 @@ class Case:
     scale: float = (LATENT + ROPE) ** -0.5
 
     @classmethod
-    def make(cls, requests: int, q_len: int, heads: int, formats: list[str]) -> Case:
-        tokens = requests * q_len
-        cache = torch.randn(SLOTS // PAGE, PAGE, LATENT + ROPE, device="cuda").bfloat16()
-        whole = torch.empty(SLOTS // PAGE, PAGE, ROWS["fp8_ds_mla"].bytes, dtype=torch.uint8, device="cuda")
-        rows = cache.view(SLOTS, -1)
-        slots = torch.arange(SLOTS, device="cuda")
+    def make(cls, tokens: int, heads: int, slots: int, formats: list[str]) -> Case:
+        cache = torch.randn(slots // PAGE, PAGE, LATENT + ROPE, device="cuda").bfloat16()
+        whole = torch.empty(slots // PAGE, PAGE, ROWS["fp8_ds_mla"].bytes, dtype=torch.uint8, device="cuda")
+        rows = cache.view(slots, -1)
         if "fp8_ds_mla" in formats:
-            mla_write_cache(rows[:, :LATENT], rows[:, LATENT:], slots, whole, format="fp8_ds_mla")
-        indices = torch.stack([torch.randperm(SLOTS, device="cuda")[:TOP_K] for _ in range(tokens)]).int()
+            places = torch.arange(slots, device="cuda")
+            mla_write_cache(rows[:, :LATENT], rows[:, LATENT:], places, whole, format="fp8_ds_mla")
+        indices = torch.stack([torch.randperm(slots, device="cuda")[:TOP_K] for _ in range(tokens)]).int()
         query = torch.randn(tokens, heads, LATENT + ROPE, device="cuda").bfloat16()
         return cls(query, cache, whole, indices)
 
@@ -105,9 +104,10 @@ def run(options: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
         for shape in SHAPES:
-            if options.heads and shape[-1] not in options.heads:
+            requests, q_len, heads = shape
+            if options.heads and heads not in options.heads:
                 continue
-            launches = Case.make(*shape, options.formats).launches(options.formats)
+            launches = Case.make(requests * q_len, heads, SLOTS, options.formats).launches(options.formats)
             first = next(iter(launches))
             protocol.agree({"tsmla": launches[first], **launches}, MAX_DIFFERENCE)
             candidates = [Candidate(name, launch) for name, launch in launches.items()]

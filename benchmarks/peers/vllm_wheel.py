@@ -131,6 +131,24 @@ def _flash_mla_chosen(query: torch.Tensor, cache: torch.Tensor, indices: torch.T
     return launch
 
 
+def flash_mla_chosen_prefill(query: torch.Tensor, rows: torch.Tensor, indices: torch.Tensor, scale: float) -> Launch:
+    """Return a launch of FlashMLA's prefill of chosen keys: query [tokens, heads, 576], rows [keys, 576] bf16, indices
+    [tokens, top_k]. Heads are filled up as `_flash_mla_chosen` does."""
+    tokens, own, columns = query.shape
+    heads = 64 if own <= 64 else 128
+    filled = torch.zeros(tokens, heads, columns, dtype=query.dtype, device="cuda")
+    filled[:, :own] = query
+    out = torch.empty(tokens, heads, LATENT, dtype=query.dtype, device="cuda")
+
+    def launch() -> torch.Tensor:
+        _operators("_flashmla_C").sparse_prefill_fwd(
+            filled, rows[:, None], indices[:, None], scale, LATENT, None, None, out
+        )
+        return out[:, :own]
+
+    return launch
+
+
 def fa3_chosen(query: torch.Tensor, cache: torch.Tensor, indices: torch.Tensor, scale: float) -> Launch:
     """Return a launch of FlashAttention-3's decode of latent values whose pages are single keys, vLLM's
     FLASH_ATTN_MLA_SPARSE: query [tokens, heads, 576], a bf16 cache, indices [tokens, top_k]."""
