@@ -163,36 +163,9 @@ def check(
         with DECODE_BOUNDS.
     """
     torch.manual_seed(seed)
-    sms = {DecodeVariant: DECODE_SMS, PrefillVariant: PREFILL_SMS}.get(type(variant))
-    with emulated(variant.arch.value, options, record_to=record_to, compiled=compiled, processors=sms) as gpu:
-        if isinstance(variant, PackVariant):
-            judged = [_pack(variant)]
-        elif isinstance(variant, WriteCacheVariant | ReadCacheVariant):
-            judged = _short_cases(cache_problems, variant)
-        elif isinstance(variant, QuantizeQVariant):
-            judged = _short_cases(query_problems, variant)
-        elif isinstance(variant, PrefillVariant):
-            judged = []
-            for long in _BOOLS[: prefill_kernels(variant)]:
-                judged += [_prefill(variant, lengths, merges, long) for merges in _BOOLS[: 1 + all_ways]]
-                if at_bounds:
-                    judged.append(_prefill(variant, PREFILL_BOUNDS, False, long))
-        elif variant.gathers:
-            judged = [_chosen(variant, rows, decode_lengths) for rows in decode_rows(variant.arch, variant.row)]
-        else:
-            judged = []
-            ways = _BOOLS[: 1 + all_ways]
-            rows_of_each = decode_rows(variant.arch, variant.row)
-            for rows in rows_of_each:
-                judged += [_decode(variant, rows, decode_lengths, varies) for varies in ways]
-                if at_bounds:
-                    judged += [_decode(variant, rows, DECODE_HIDING, varies, hides=True) for varies in ways]
-                    heads = 1
-                    tokens = max(rows, DECODE_BOUNDS_ROWS if rows == rows_of_each[-1] else HOPPER_FEW_ROWS)
-                    if rows == HOPPER_PAIR_ROWS:
-                        heads, tokens = rows // 2, 1
-                    for varies, window in itertools.product(ways, DECODE_BOUNDS_WINDOWS):
-                        judged.append(_decode(variant, tokens * heads, DECODE_BOUNDS, varies, window, heads))
+    processors = emulated_sms(variant)
+    with emulated(variant.arch.value, options, record_to=record_to, compiled=compiled, processors=processors) as gpu:
+        judged = make_calls(variant, lengths, decode_lengths, all_ways, at_bounds)
     measured = "; ".join(measured for measured, _ in judged)
     error = "; ".join(error for _, error in judged if error) or None
     entries = {launch.entry for call in gpu.calls for launch in call.launches}
@@ -206,6 +179,50 @@ def check(
         if unwritten and not error:
             error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in unwritten.items())
     return Verdict(variant, measured, error, tuple(gpu.calls))
+
+
+def emulated_sms(variant: Variant) -> int | None:
+    """Return how many SMs a GPU has for the calls of `check`, None for as many as its architecture's."""
+    return {DecodeVariant: DECODE_SMS, PrefillVariant: PREFILL_SMS}.get(type(variant))
+
+
+def make_calls(
+    variant: Variant,
+    lengths: Lengths = PREFILL_LENGTHS,
+    decode_lengths: tuple[int, ...] = DECODE_LENGTHS,
+    all_ways: bool = False,
+    at_bounds: bool = False,
+) -> list[tuple[str, str | None]]:
+    """Make the calls of `check` on the device that is there; return for each how far off it was and what was wrong."""
+    if isinstance(variant, PackVariant):
+        judged = [_pack(variant)]
+    elif isinstance(variant, WriteCacheVariant | ReadCacheVariant):
+        judged = _short_cases(cache_problems, variant)
+    elif isinstance(variant, QuantizeQVariant):
+        judged = _short_cases(query_problems, variant)
+    elif isinstance(variant, PrefillVariant):
+        judged = []
+        for long in _BOOLS[: prefill_kernels(variant)]:
+            judged += [_prefill(variant, lengths, merges, long) for merges in _BOOLS[: 1 + all_ways]]
+            if at_bounds:
+                judged.append(_prefill(variant, PREFILL_BOUNDS, False, long))
+    elif variant.gathers:
+        judged = [_chosen(variant, rows, decode_lengths) for rows in decode_rows(variant.arch, variant.row)]
+    else:
+        judged = []
+        ways = _BOOLS[: 1 + all_ways]
+        rows_of_each = decode_rows(variant.arch, variant.row)
+        for rows in rows_of_each:
+            judged += [_decode(variant, rows, decode_lengths, varies) for varies in ways]
+            if at_bounds:
+                judged += [_decode(variant, rows, DECODE_HIDING, varies, hides=True) for varies in ways]
+                heads = 1
+                tokens = max(rows, DECODE_BOUNDS_ROWS if rows == rows_of_each[-1] else HOPPER_FEW_ROWS)
+                if rows == HOPPER_PAIR_ROWS:
+                    heads, tokens = rows // 2, 1
+                for varies, window in itertools.product(ways, DECODE_BOUNDS_WINDOWS):
+                    judged.append(_decode(variant, tokens * heads, DECODE_BOUNDS, varies, window, heads))
+    return judged
 
 
 def _pack(variant: PackVariant) -> tuple[str, str | None]:

@@ -212,7 +212,7 @@ class Kernel:
         self.symbol = symbol
         self._emulation = emulation
         self._library = open_library(library)
-        self._parameters = self._library.parameters(symbol)
+        self.parameters = self._library.parameters(symbol)
         self._module = emulation.module(ptx, machine_code or library)
         self._writes = writes
 
@@ -222,14 +222,14 @@ class Kernel:
         Raises what the function's own argument checks raise, and what `Emulation.run` does.
         """
         arguments = self._bound(positional, named)
-        touched = extents(arguments, [*self._parameters], self._writes)
+        touched = extents(arguments, [*self.parameters], self._writes)
         launches = self._library.record(self.symbol, arguments, self._module, self._emulation.gpu)
         if launches:
             self._emulation.run(self.symbol, self._module, launches, arguments, touched, self._library.path)
 
     def _bound(self, positional: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
         """Return arguments by position: exported functions take no others, and have lost their defaults."""
-        rest = [*self._parameters.items()][len(positional) :]
+        rest = [*self.parameters.items()][len(positional) :]
         values = dict(named)
         bound = [values.pop(name, None) for name, kind in rest if name in values or kind == "None"]
         if values:

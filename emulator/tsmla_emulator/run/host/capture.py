@@ -145,7 +145,7 @@ class Library:
         They are read from the TypeError of calling it without any; there are none when that names none.
         """
         if symbol not in self._parameters:  # tvm_ffi takes a fifth of a second to raise
-            self._parameters[symbol] = _parameters(self.function(symbol))
+            self._parameters[symbol] = parameters_of(self.function(symbol))
         return self._parameters[symbol]
 
     def record(self, symbol: str, arguments: Sequence[Any], ptx: Module, gpu: Gpu) -> list[Launch]:
@@ -241,7 +241,8 @@ def open_library(path: Path) -> Library:
     return Library(path)
 
 
-def _parameters(function: Callable[..., Any]) -> dict[str, str]:
+def parameters_of(function: Callable[..., Any]) -> dict[str, str]:
+    """Return a TVM-FFI function's parameters and their kinds, as `Library.parameters` does."""
     with contextlib.suppress(IndexError):
         try:
             function()
