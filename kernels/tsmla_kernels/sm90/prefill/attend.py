@@ -47,7 +47,7 @@ class Ends(NamedTuple):
 @cute.jit
 def attend(
     variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, tasks: Tasks, results: PrefillResults,
-    softmax_scale: Float32,
+    softmax_scale: Float32, mask: KeyMask | None,
 ):  # fmt: skip
     """Attend all tasks of the CTA. `mmas` are the score and value MMAs."""
     filled = Int32(0)
@@ -55,67 +55,49 @@ def attend(
     for task in cutlass.range(tasks.count, unroll=1):
         tile = tasks.tile(task)
         work = tasks.work(tile)
-        if tile.q.length > 0:
-            attend_task(variant, mmas, shared, tile, work, results, softmax_scale, filled, tiles_before)
-        filled += cutlass.min(work.tiles, 1)
-        tiles_before += work.tiles
-
-
-@cute.jit
-def attend_masked(
-    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, tasks: Tasks, results: PrefillResults,
-    softmax_scale: Float32, mask: KeyMask,
-):  # fmt: skip
-    """Attend all tasks of the CTA with a key mask: those of their tiles that are told."""
-    filled = Int32(0)
-    tiles_before = Int32(0)
-    words = Int32(0)
-    for task in cutlass.range(tasks.count, unroll=1):
-        tile = tasks.tile(task)
-        work = tasks.work(tile)
-        visited = Int32(0)
+        visit, visited = None, work.tiles
+        if const_expr(mask is not None):
+            visit, visited = told(shared.visits, tiles_before + task), Int32(0)
         if tile.q.length > 0:
             state, ends = begin_task(
                 variant, mmas, shared, tile, work, results, softmax_scale, filled, tiles_before, mask
             )
-            if work.tiles > 0:
-                visited = _visit_told(state, shared.visits, words)
-                words += visited + 1
-            _end_rows(state, ends)
+            visited = attend_tiles(shared, state, ends, task, visit)
             end_task(variant, mmas, tile, state, ends, results)
         filled += cutlass.min(visited, 1)
         tiles_before += visited
 
 
 @cute.jit
-def attend_task(
-    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, tile, work: WorkRange, results: PrefillResults,
-    softmax_scale: Float32, filled: Int32, tiles_before: Int32,
-):  # fmt: skip
-    """Attend one task: Q has been `filled` so often before, and `tiles_before` tiles of K and V were visited."""
-    state, ends = begin_task(variant, mmas, shared, tile, work, results, softmax_scale, filled, tiles_before, None)
+def attend_tiles(shared: Shared, state: PrefillState, ends: Ends, task: Int32, visit: Int32 | None) -> Int32:
+    """Attend the tiles of task number `task`, find the ends of its rows, and return how many tiles were visited.
+    visit: with a key mask, what is told of the first."""
+    work, tiles_before = state.work, state.tiles_before
     start = tiles_before
-    if work.tiles > 0:
+    some, visited = work.tiles > 0, work.tiles
+    if const_expr(visit is not None):
+        some, visited = visit != END, Int32(0)
+    if some:
         shared.q_edge.wait_full(state.query)
         if const_expr(state.policy.passes):
             start += _hidden(state)
             if start < tiles_before + work.tiles:
                 _pass(shared.k_edge, tiles_before, start)
-                _visit(state, ends, start)
+                _visit(shared, state, ends, start, task, visit)
             if start == tiles_before + work.tiles:
                 shared.q_edge.release(state.query)
                 for count in cutlass.range(tiles_before, start, unroll=1):  # both in turn, or rings fill up
                     _pass(shared.k_edge, count, count + 1)
                     _pass(shared.values_edge, count, count + 1)
         else:
-            _visit(state, ends, tiles_before)
+            visited = _visit(shared, state, ends, start, task, visit)
     if const_expr(state.policy.ends_early):
         if start == tiles_before + work.tiles:
             _end_rows(state, ends)
 
     if const_expr(not state.policy.ends_early):
         _end_rows(state, ends)
-    end_task(variant, mmas, tile, state, ends, results)
+    return visited
 
 
 @cute.jit
@@ -230,11 +212,25 @@ def _end_rows(state: PrefillState, ends: Ends):
 
 
 @cute.jit
-def _visit(state: PrefillState, ends: Ends, start: Int32):
-    """Visit the tiles from `start` on; those before it, fewer than stages, are hidden."""
-    tiles_before, work = state.tiles_before, state.work
-    first_tile(state, start)
-    masked = work.masked
+def _visit(shared: Shared, state: PrefillState, ends: Ends, start: Int32, task: Int32, visit: Int32 | None) -> Int32:
+    """Visit the tiles from `start` on, and return how many of the task were visited; those before `start`, fewer than
+    stages, are hidden."""
+    first_tile(state, start, visit)
+    if const_expr(visit is None):
+        end = _visit_known(state, start)
+    else:
+        end = _visit_told(shared.visits, state, start, task)
+    if const_expr(not state.policy.starts_early):
+        state.edges.q.release(state.query)
+    _last_tile(state, ends, end - 1)
+    return end - state.tiles_before
+
+
+@cute.jit
+def _visit_known(state: PrefillState, start: Int32) -> Int32:
+    """Visit the tiles behind the first, `start`: those that some row may not see all of, then the others. Return how
+    far they go."""
+    tiles_before, masked = state.tiles_before, state.work.masked
     if const_expr(state.policy.ends_early):
         _pass(state.edges.v, tiles_before, start)
         if const_expr(state.causal):
@@ -247,33 +243,22 @@ def _visit(state: PrefillState, ends: Ends, start: Int32):
     if const_expr(state.causal):
         for count in cutlass.range(start + 1, unmasked, unroll=1):
             step(state, count, True)
-    for count in cutlass.range(unmasked, tiles_before + work.tiles, unroll=1):
+    end = tiles_before + state.work.tiles
+    for count in cutlass.range(unmasked, end, unroll=1):
         step(state, count, False)
-    if const_expr(not state.policy.starts_early):
-        state.edges.q.release(state.query)
-    _last_tile(state, ends)
+    return end
 
 
 @cute.jit
-def _visit_told(state: PrefillState, visits: Visits, words: Int32) -> Int32:
-    """Visit the tiles that the loading warp tells of, and return how many there were; `words` were told before."""
-    (q_edge, _, v_edge), query, tiles_before = state.edges, state.query, state.tiles_before
-    count = tiles_before
-    visit = told(visits, words)
-    if visit != END:
-        q_edge.wait_full(query)
-        first_tile(state, count, visit)
-        count += 1
-        visit = told(visits, words + 1)
-        while visit != END:
-            step(state, count, True, visit)
-            count += 1
-            visit = told(visits, words + count - tiles_before)
-        q_edge.release(query)
-        start_values(state, count - 1)
-        warpgroup.wait_group(0)
-        v_edge.release(count - 1)
-    return count - tiles_before
+def _visit_told(visits: Visits, state: PrefillState, start: Int32, task: Int32) -> Int32:
+    """Visit the tiles of task number `task` that are told behind the first, `start`; return how far they go."""
+    end = start + 1
+    visit = told(visits, end + task)
+    while visit != END:
+        step(state, end, True, visit)
+        end += 1
+        visit = told(visits, end + task)
+    return end
 
 
 @cute.jit
@@ -314,11 +299,10 @@ def _here(row: Int32) -> Int32:
 
 
 @cute.jit
-def _last_tile(state: PrefillState, ends: Ends):
-    """Add values of the last tile; wide heads find the ends of the rows meanwhile. Where no warpgroup passes over
+def _last_tile(state: PrefillState, ends: Ends, last: Int32):
+    """Add values of tile `last`; wide heads find the ends of the rows meanwhile. Where no warpgroup passes over
     tiles, ptxas would keep the tile's number in vector registers for these ends, and compute descriptors there (see
     `_here`)."""
-    last = state.tiles_before + state.work.tiles - 1
     start_values(state, last)
     if const_expr(state.policy.ends_early):
         _end_rows(state, ends)

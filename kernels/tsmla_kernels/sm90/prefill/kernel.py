@@ -25,14 +25,14 @@ from ...parts.query import Map
 from ...prefill import tma
 from ...prefill.call import Copied, PrefillResults, results_of
 from ...prefill.tile_scheduler import Packs, packs_of, query_tile, tile_bound
-from .attend import attend, attend_masked
+from .attend import attend
 from .geometry import LONG_KEYS, TASK_WORDS, TASKS_AT, PrefillGeometry
 from .key_mask import KeyMask, key_mask_of
-from .load import load, load_masked
+from .load import load
 from .schedule import PrefillSchedule
 from .storage import Layouts, layouts_of, shared_of
 from .tasks import Tasks, TileDeal, deal_of, numbers_of
-from .transpose import transpose_told_values, transpose_values
+from .transpose import transpose_values
 
 
 class PrefillKernel:
@@ -148,22 +148,13 @@ class PrefillKernel:
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
             if warp == 0:
-                if const_expr(mask is None):
-                    load(copied, shared, geometry, tasks)
-                else:
-                    load_masked(copied, shared, geometry, tasks, mask)
+                load(copied, shared, geometry, tasks, mask)
             if const_expr(schedule.transpose_warps > 0):
                 if warp > 0 and warp <= schedule.transpose_warps:
-                    if const_expr(mask is None):
-                        transpose_values(shared, warp - 1, schedule.transpose_warps, tasks)
-                    else:
-                        transpose_told_values(shared, warp - 1, schedule.transpose_warps, tasks)
+                    transpose_values(shared, warp - 1, schedule.transpose_warps, tasks)
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
-            if const_expr(mask is None):
-                attend(self.variant, mmas, shared, tasks, results, softmax_scale)
-            else:
-                attend_masked(self.variant, mmas, shared, tasks, results, softmax_scale, mask)
+            attend(self.variant, mmas, shared, tasks, results, softmax_scale, mask)
 
     def _layouts(self) -> Layouts:
         return layouts_of(self.geometry, self.schedule.attend_warpgroups, self.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
@@ -18,142 +20,112 @@ from .tasks import Tasks
 from .visits import END, tell, visit_of
 
 
-@cute.jit
-def load(copied: Copied, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tasks: Tasks):
-    """Load Q, K and V of all tasks."""
-    filled = Int32(0)
-    tiles_before = Int32(0)
-    for task in cutlass.range(tasks.count, unroll=1):
-        tile = tasks.tile(task)
-        work = tasks.work(tile)
-        if work.tiles > 0:
-            kv_head = quotient(tile.head, tasks.heads_per_kv_head)
-            load_task(
-                tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in copied.q),
-                tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in copied.k),
-                (copied.v.atom, tma.clipped_head_rows(copied.v.view, kv_head, tile.kv)),
-                shared,
-                geometry,
-                tile.tile,
-                work,
-                filled,
-                tiles_before,
-            )
-            filled += 1
-            tiles_before += work.tiles
-    cute.arch.griddepcontrol_launch_dependents()
+class TaskBoxes(NamedTuple):
+    """What a task's copies take and fill: for each box of a tile of queries, of keys and of values the copy atom, the
+    box in all stages in shared memory, and the tiles of the head's rows."""
+
+    q: tuple
+    k: tuple
+    v: tuple
 
 
 @cute.jit
-def load_masked(
-    copied: Copied, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tasks: Tasks, mask: KeyMask
+def load(
+    copied: Copied,
+    shared: Shared,
+    geometry: cutlass.Constexpr[PrefillGeometry],
+    tasks: Tasks,
+    mask: KeyMask | None,
 ):
-    """Load, of all tasks, Q and those tiles of K and V of which some row sees a key by the mask, and tell which."""
+    """Load Q, K and V of all tasks; with a key mask, those of tiles of which some row sees a key, and tell which."""
     filled = Int32(0)
     tiles_before = Int32(0)
-    words = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
         tile = tasks.tile(task)
         work = tasks.work(tile)
         if work.tiles > 0:
             kv_head = quotient(tile.head, tasks.heads_per_kv_head)
-            visited = load_seen_tiles(
-                tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in copied.q),
-                tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in copied.k),
-                (copied.v.atom, tma.clipped_head_rows(copied.v.view, kv_head, tile.kv)),
-                shared,
-                geometry,
-                tile,
-                work,
-                mask,
-                filled,
-                tiles_before,
-                words,
+            q = tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in copied.q)
+            k = tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in copied.k)
+            v = (copied.v.atom, tma.clipped_head_rows(copied.v.view, kv_head, tile.kv))
+            boxes = TaskBoxes(
+                q=_boxes(q, shared.q, (64, geometry.box_columns)),
+                k=_boxes(k, shared.k, (geometry.tile_kv, geometry.box_columns)),
+                v=((v[0], *tma.tiles_of(*v, (geometry.tile_kv, geometry.d_v), shared.v)),),
             )
-            filled += cutlass.min(visited, 1)
-            tiles_before += visited
-            words += visited + 1
+            loaded = work.tiles
+            if const_expr(mask is None):
+                load_task(boxes, shared, geometry, tile.tile, work, filled, tiles_before)
+            else:
+                loaded = load_seen_tiles(boxes, shared, geometry, tile, work, mask, filled, tiles_before, task)
+            filled += cutlass.min(loaded, 1)
+            tiles_before += loaded
+        if const_expr(mask is not None):
+            tell(shared.visits, tiles_before + task, Int32(END))
     cute.arch.griddepcontrol_launch_dependents()
 
 
 @cute.jit
 def load_seen_tiles(
-    q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tile: QueryTile, work: WorkRange,
-    mask: KeyMask, filled: Int32, tiles_before: Int32, words: Int32,
+    boxes: TaskBoxes, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tile: QueryTile, work: WorkRange,
+    mask: KeyMask, filled: Int32, tiles_before: Int32, task: Int32,
 ) -> Int32:  # fmt: skip
-    """Load Q of one task, if any tile is visited, and K and V of these tiles, V one tile behind K. Return how many they
-    are. `words` were told of earlier tasks' tiles; others as `load_task` has them."""
-    groups = geometry.tile_q // 64
-    q_boxes = _boxes(q, shared.q, (64, geometry.box_columns))
-    k_boxes = _boxes(k, shared.k, (geometry.tile_kv, geometry.box_columns))
-    v_box = ((v[0], *tma.tiles_of(v[0], v[1], (geometry.tile_kv, geometry.d_v), shared.v)),)
-    visited, last = Int32(0), Int32(0)
+    """Load, with a key mask, Q of one task, if any tile is visited, and K and V of these tiles. Return how many they
+    are. `task` is the task's number; others as `load_task` has them."""
+    count, last = tiles_before, Int32(0)
     for index in cutlass.range(work.tiles, unroll=1):
         number = tile_at(work, index)
         seen, whole = seen_and_whole(mask, geometry, tile.q, tile.tile, number)
         if seen:
-            count = tiles_before + visited
-            tell(shared.visits, words + visited, visit_of(number, (index < work.masked) | ~whole))
-            if visited == 0:
-                for group in cutlass.range_constexpr(groups):
-                    barrier = shared.q_edge.acquire(filled * groups + group)
-                    for atom, stages, tiles in q_boxes:
-                        cute.copy(
-                            atom, tiles[None, tile.tile * groups + group], stages[None, group], tma_bar_ptr=barrier
-                        )
-            _fill_tile(k_boxes, shared.k_edge, count, number)
-            if visited > 0:
-                _fill_tile(v_box, shared.v_edge, count - 1, last)
+            tell(shared.visits, count + task, visit_of(number, (index < work.masked) | ~whole))
+            if count == tiles_before:
+                for group in cutlass.range_constexpr(geometry.tile_q // 64):
+                    _fill_query(boxes.q, shared, geometry, tile.tile, filled, group)
+            _fill(boxes.k, shared.k_edge, count, number)
+            if count > tiles_before:
+                _fill(boxes.v, shared.v_edge, count - 1, last)
             last = number
-            visited += 1
-    if visited > 0:
-        _fill_tile(v_box, shared.v_edge, tiles_before + visited - 1, last)
-    tell(shared.visits, words + visited, Int32(END))
-    return visited
+            count += 1
+    if count > tiles_before:
+        _fill(boxes.v, shared.v_edge, count - 1, last)
+    return count - tiles_before
 
 
 @cute.jit
 def load_task(
-    q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange,
+    boxes: TaskBoxes, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange,
     filled: Int32, tiles_before: Int32,
 ):  # fmt: skip
-    """Load Q, K and V of one task. `q` and `k` are tuples of pieces; each piece, and `v`, is (copy atom, one head's
-    rows). V runs one tile behind K, in the order they are used. Q has been `filled` so often before, and `tiles_before`
-    tiles of K and V have been loaded.
+    """Load Q, K and V of one task. V runs one tile behind K, in the order they are used. Q has been `filled` so often
+    before, and `tiles_before` tiles of K and V have been loaded.
 
     The first warpgroup's rows of Q and the first two K come before the other rows: this warpgroup starts sooner, and
     softmax of one warpgroup falls together with products of another, not with its softmax. Where it `starts_early`, the
     first K comes before all rows of Q, whose place is released later, and the first V, to be transposed, before the
     second K."""
-    groups = geometry.tile_q // 64
     early = geometry.policy.starts_early
-    q_boxes = _boxes(q, shared.q, (64, geometry.box_columns))
-    k_boxes = _boxes(k, shared.k, (geometry.tile_kv, geometry.box_columns))
-    v_box = ((v[0], *tma.tiles_of(v[0], v[1], (geometry.tile_kv, geometry.d_v), shared.v)),)
     if const_expr(early):
-        _fill(k_boxes, shared.k_edge, tiles_before, Int32(0), work)
-    for group in cutlass.range_constexpr(groups):
-        barrier = shared.q_edge.acquire(filled * groups + group)
-        for atom, stages, tiles in q_boxes:
-            cute.copy(atom, tiles[None, query_tile * groups + group], stages[None, group], tma_bar_ptr=barrier)
+        _fill(boxes.k, shared.k_edge, tiles_before, Int32(0), work)
+    for group in cutlass.range_constexpr(geometry.tile_q // 64):
+        _fill_query(boxes.q, shared, geometry, query_tile, filled, group)
         if const_expr(group == 0):
             if const_expr(early):
-                _fill(v_box, shared.v_edge, tiles_before, Int32(0), work)
+                _fill(boxes.v, shared.v_edge, tiles_before, Int32(0), work)
             else:
-                _fill(k_boxes, shared.k_edge, tiles_before, Int32(0), work)
+                _fill(boxes.k, shared.k_edge, tiles_before, Int32(0), work)
             if work.tiles > 1:
-                _fill(k_boxes, shared.k_edge, tiles_before, Int32(1), work)
+                _fill(boxes.k, shared.k_edge, tiles_before + 1, Int32(1), work)
     if const_expr(not early):
         if work.tiles > 1:
-            _fill(v_box, shared.v_edge, tiles_before, Int32(0), work)
-    for count in cutlass.range(2, work.tiles, unroll=1):
-        _fill(k_boxes, shared.k_edge, tiles_before, count, work)
-        _fill(v_box, shared.v_edge, tiles_before, count - 1, work)
+            _fill(boxes.v, shared.v_edge, tiles_before, Int32(0), work)
+    for index in cutlass.range(2, work.tiles, unroll=1):
+        _fill(boxes.k, shared.k_edge, tiles_before + index, index, work)
+        _fill(boxes.v, shared.v_edge, tiles_before + (index - 1), index - 1, work)
     if const_expr(early):
         if work.tiles > 1:
-            _fill(v_box, shared.v_edge, tiles_before, work.tiles - 1, work)
+            _fill(boxes.v, shared.v_edge, tiles_before + (work.tiles - 1), work.tiles - 1, work)
     else:
-        _fill(v_box, shared.v_edge, tiles_before, work.tiles - 1, work)
+        _fill(boxes.v, shared.v_edge, tiles_before + (work.tiles - 1), work.tiles - 1, work)
 
 
 def _boxes(pieces: tuple, shared: cute.Tensor, shape: tuple[int, int]) -> tuple:
@@ -167,19 +139,23 @@ def _boxes(pieces: tuple, shared: cute.Tensor, shape: tuple[int, int]) -> tuple:
 
 
 @cute.jit
-def _fill(boxes, edge, tiles_before: Int32, count: Int32, work: WorkRange):
-    """Load the tile that a task visits as number `count`. Its number in the sequence is found behind the wait, where
-    kernels were timed with it."""
-    barrier = edge.acquire(tiles_before + count)
+def _fill_query(
+    boxes: tuple, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, filled: Int32,
+    group: cutlass.Constexpr[int],
+):  # fmt: skip
+    """Load the rows of a query tile that warpgroup `group` attends."""
+    groups = geometry.tile_q // 64
+    barrier = shared.q_edge.acquire(filled * groups + group)
     for atom, stages, tiles in boxes:
-        cute.copy(
-            atom, tiles[None, tile_at(work, count)], stages[None, edge.stage(tiles_before + count)], tma_bar_ptr=barrier
-        )
+        cute.copy(atom, tiles[None, query_tile * groups + group], stages[None, group], tma_bar_ptr=barrier)
 
 
 @cute.jit
-def _fill_tile(boxes, edge, count: Int32, number: Int32):
-    """Load tile `number` of the sequence as number `count` of all that the CTA loads."""
+def _fill(boxes, edge, count: Int32, number: Int32, work: WorkRange | None = None):
+    """Load tile `number` of the sequence, or, if `work` is given, the tile that it visits as number `number`, as number
+    `count` of all that the CTA loads. The tile of `work` is found behind the wait, where kernels were timed with it."""
     barrier = edge.acquire(count)
+    if const_expr(work is not None):
+        number = tile_at(work, number)
     for atom, stages, tiles in boxes:
         cute.copy(atom, tiles[None, number], stages[None, edge.stage(count)], tma_bar_ptr=barrier)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ...parts.hopper.transpose import transpose
 from .storage import Shared
@@ -14,30 +14,20 @@ from .visits import END, told
 
 @cute.jit
 def transpose_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, tasks: Tasks):
-    """Transpose every tile's values from `shared.v` to `shared.values`: warp `part` of `parts` all dims of 32 keys of
-    each."""
+    """Transpose the values of every tile that is visited from `shared.v` to `shared.values`: warp `part` of `parts` all
+    dims of 32 keys of each."""
     assert cute.size(shared.v, mode=[0]) == 32 * parts, parts
     tiles = Int32(0)
-    for task in cutlass.range(tasks.count, unroll=1):
-        tiles += tasks.work(tasks.tile(task)).tiles
-    for count in cutlass.range(tiles, unroll=1):
-        _transpose_tile(shared, part, count)
-
-
-@cute.jit
-def transpose_told_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, tasks: Tasks):
-    """Transpose, with a key mask, the values of the tiles that the loading warp tells of."""
-    assert cute.size(shared.v, mode=[0]) == 32 * parts, parts
-    count, words = Int32(0), Int32(0)
-    for task in cutlass.range(tasks.count, unroll=1):
-        if tasks.work(tasks.tile(task)).tiles > 0:
-            visit = told(shared.visits, words)
-            words += 1
-            while visit != END:
-                _transpose_tile(shared, part, count)
-                count += 1
-                visit = told(shared.visits, words)
-                words += 1
+    if const_expr(shared.visits is None):
+        for task in cutlass.range(tasks.count, unroll=1):
+            tiles += tasks.work(tasks.tile(task)).tiles
+        for count in cutlass.range(tiles, unroll=1):
+            _transpose_tile(shared, part, count)
+    else:
+        for task in cutlass.range(tasks.count, unroll=1):
+            while told(shared.visits, tiles + task) != END:
+                _transpose_tile(shared, part, tiles)
+                tiles += 1
 
 
 @cute.jit

@@ -1,7 +1,8 @@
 """Which KV tiles a CTA visits where a key mask decides: the loading warp tells the others, tile by tile.
 
-A word in a ring for each tile that is visited, in order, and one for the end of a task. Whoever uses tiles reads all of
-them, so that nobody needs to know how many tiles there are."""
+A word in a ring for each tile that is visited, in order, and one for the end of each task, so that the word of a tile
+is the number of tiles and of tasks before it. Whoever uses tiles reads all of them, so that nobody needs to know how
+many tiles there are."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from cutlass import Boolean, Int32
 from ...parts.pipeline import Edge
 
 END = -1
-"""The word behind a task's last tile."""
+"""The word behind a task's last tile; the only one of a task without tiles."""
 
 
 class Visits(NamedTuple):
