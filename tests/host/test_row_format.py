@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tsmla.identity.dtype import Dtype
+from tsmla.identity.dtype import Dtype, ScaleDtype, bytes_of
 from tsmla.identity.row_format import ROWS, Piece, RowFormat, Scales, multiplied_row, uniform_row
 from tsmla.identity.support import LATENT_DIM, ROPE_DIM
 
@@ -80,6 +80,19 @@ def test_one_scale_per_key_in_the_row() -> None:
     assert (row.bytes, row.scales_offset, row.offset("rope")) == (644, 512, 516)
 
 
+def test_scales_of_8_bits() -> None:
+    row = RowFormat((LATENT, ROPE), Scales("latent", 64, in_row=True, dtype=ScaleDtype.UE8M0))
+    assert (row.bytes, row.scales_offset, row.scales_per_row, row.offset("rope")) == (648, 512, 8, 520)
+    assert row.text(Dtype.BF16) == "d512e4m3s64ue8m0x64"
+    assert str(row) == "latent e4m3 512 (a ue8m0 scale for every 64, in the row), rope bf16 64"
+
+
+def test_elements_of_4_bits_fill_whole_bytes() -> None:
+    assert (bytes_of(4, 512), bytes_of(16), bytes_of(8, 3)) == (256, 2, 3)
+    with pytest.raises(ValueError, match="3 elements of 4 bits"):
+        bytes_of(4, 3)
+
+
 def test_random_rows_have_one_text_each_and_come_back_from_json() -> None:
     """Names and sizes are such that are easily taken for each other's ends."""
     chance = random.Random(0)
@@ -94,12 +107,12 @@ def test_random_rows_have_one_text_each_and_come_back_from_json() -> None:
         if chance.random() < 0.7:
             columns = chance.choice(divisors)
             whole = columns == scaled.columns and chance.random() < 0.5
-            scales = Scales(scaled.name, columns, chance.random() < 0.5, whole)
+            scales = Scales(scaled.name, columns, chance.random() < 0.5, whole, chance.choice(list(ScaleDtype)))
         row = RowFormat(pieces, scales)
         assert texts.setdefault(row.text(Dtype.BF16), row) == row
         assert RowFormat.from_dict(row.to_dict()) == row
         ends = [row.offset(piece.name) + piece.bytes for piece in pieces]
-        in_row = 4 * row.scales_per_row if scales and scales.in_row else 0
+        in_row = scales.dtype.bits // 8 * row.scales_per_row if scales and scales.in_row else 0
         assert row.bytes == sum(piece.bytes for piece in pieces) + in_row
         assert row.bytes - ends[-1] == (in_row if scales and scales.piece == names[-1] else 0)
         assert row.scales_offset is None or row.scales_offset in ends

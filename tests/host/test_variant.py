@@ -12,6 +12,7 @@ import pytest
 from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from tsmla.errors import ArgumentError
 from tsmla.identity.arch import Arch
+from tsmla.identity.dtype import ScaleDtype
 from tsmla.identity.row_format import Piece, RowFormat, Scales
 from tsmla.identity.support import why_unsupported
 from tsmla.identity.variant import FAMILIES, DecodeVariant, Dtype, Variant, variant_from_dict
@@ -38,8 +39,8 @@ def other_rows(row: RowFormat) -> list[object]:
         changed += [RowFormat((*row.pieces[:i], other, *row.pieces[i + 1 :])) for other in others]
     changed += [RowFormat(row.pieces[::-1]), RowFormat(row.pieces[:1]), RowFormat(row.pieces[1:])]
     changed.append(RowFormat((*row.pieces, Piece("x", Dtype.BF16, 64))))
-    for piece, columns, in_row in itertools.product(row.pieces, (32, 64), (True, False)):
-        changed.append(RowFormat(row.pieces, Scales(piece.name, columns, in_row)))
+    for piece, columns, in_row, dtype in itertools.product(row.pieces, (32, 64), (True, False), ScaleDtype):
+        changed.append(RowFormat(row.pieces, Scales(piece.name, columns, in_row, dtype=dtype)))
     for piece, in_row in itertools.product(row.pieces, (True, False)):
         changed.append(RowFormat(row.pieces, Scales(piece.name, piece.columns, in_row, whole_row=True)))
     return [other for other in changed if other != row]

@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 from tsmla.identity.call import QUANTIZE_Q
+from tsmla.identity.dtype import bytes_of
 from tsmla.identity.support import LATENT_DIM
 from tsmla.identity.variant import QuantizeQVariant
 
@@ -50,7 +51,7 @@ class QuantizeQKernel:
             place = request, token, head
             dtype = self.quantizer.dtype
             start = row_address(query, *place)
-            rope_start = start + LATENT_DIM * dtype.width // 8
+            rope_start = start + bytes_of(dtype.width, LATENT_DIM)
             if query.shape[3] == LATENT_DIM:
                 rope_start = row_address(q_pe, *place)
             latent = [vector(dtype, start, latent_column(half, lane)).load() for half in range(HALVES)]

@@ -10,6 +10,7 @@ import dataclasses
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cutlass_dsl import Numeric
+from tsmla.identity.dtype import bytes_of
 from tsmla.identity.row_format import SCALE_BYTES, RowFormat
 
 from ..parts.dependent_launch import follow_predecessor
@@ -43,14 +44,14 @@ def begin_row() -> tuple[Int32, Int32]:
 def vector(dtype: type[Numeric], start: Int64, column: Int32, count: int = VECTOR) -> cute.Tensor:
     """The elements in global memory that begin at a column of the row or piece that starts at this byte. Their address
     is a multiple of their bytes."""
-    address = start + Int64(column) * (dtype.width // 8)
-    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=count * dtype.width // 8)
+    address = start + Int64(column) * bytes_of(dtype.width)
+    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=bytes_of(dtype.width, count))
     return cute.make_tensor(pointer, cute.make_layout(count))
 
 
 def row_address(tensor: cute.Tensor, *place: Int32) -> Int64:
     """The byte that a row begins with, at a place in a tensor's outer dimensions."""
-    size = tensor.element_type.width // 8
+    size = bytes_of(tensor.element_type.width)
     address = tensor.iterator.toint()
     for index, stride in zip(place, tensor.stride, strict=False):
         address += Int64(index) * Int64(stride) * size

@@ -15,6 +15,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cutlass_dsl import select_
+from tsmla.identity.dtype import bytes_of
 
 from ..limits import SHARED_BYTES_PER_SM
 from ..parts.alignment import aligned
@@ -268,7 +269,7 @@ def _end_row(
 @cute.jit
 def _vector(first: cute.Pointer, offset: Int32, size: cutlass.Constexpr[int]) -> cute.Tensor:
     """`size` elements at an offset that is a multiple of it."""
-    return cute.make_tensor(aligned(first + offset, size * first.dtype.width // 8), size)
+    return cute.make_tensor(aligned(first + offset, bytes_of(first.dtype.width, size)), size)
 
 
 @cute.jit

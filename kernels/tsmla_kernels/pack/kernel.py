@@ -14,6 +14,7 @@ import dataclasses
 import cutlass
 from cutlass import cute
 from tsmla.identity.call import PACK
+from tsmla.identity.dtype import bytes_of
 from tsmla.identity.support import PACK_VECTOR as VECTOR
 from tsmla.identity.variant import PackVariant
 
@@ -41,7 +42,7 @@ class _Column:
     @classmethod
     def of(cls, tensor: cute.Tensor, first: cutlass.Int32) -> _Column:
         """The column that starts at element `first` of the last dimension; [tokens, d] is shared by all heads."""
-        size = tensor.element_type.width // 8
+        size = bytes_of(tensor.element_type.width)
         outer = [cutlass.Int64(stride) * size for stride in tensor.stride[:-1]]
         token_stride, head_stride = outer if len(outer) == 2 else (outer[0], cutlass.Int64(0))
         return cls(tensor.iterator.toint() + cutlass.Int64(first) * size, token_stride, head_stride)

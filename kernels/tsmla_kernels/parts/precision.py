@@ -10,6 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Vector
 from cutlass.cutlass_dsl import Numeric
+from tsmla.identity.dtype import bytes_of
 from tsmla.identity.variant import Dtype
 
 from . import ptx
@@ -133,7 +134,7 @@ class PartialRows:
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row in the workspace, with its LSE and the factors that take out by how much it is lifted."""
-        return columns * self.dtype.width // 8 + 4 * (1 + (self.lifted.factors if self.lifted else 0))
+        return bytes_of(self.dtype.width, columns) + 4 * (1 + (self.lifted.factors if self.lifted else 0))
 
     @classmethod
     def of(cls, values: Dtype) -> PartialRows:

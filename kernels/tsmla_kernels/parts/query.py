@@ -16,6 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cutlass_dsl import Numeric
+from tsmla.identity.dtype import bytes_of
 from tsmla.identity.row_format import RowFormat
 
 from ..limits import VECTOR_BYTES
@@ -85,7 +86,7 @@ class QueryTileLayout:
         return self.rows * sum(piece.bytes for piece in before)
 
     def element_bytes(self, name: str) -> int:
-        return self.row.piece(name).dtype.bits // 8
+        return bytes_of(self.row.piece(name).dtype.bits)
 
     def dtype(self, name: str) -> type[Numeric]:
         return numeric(self.row.piece(name).dtype)

@@ -14,6 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
+from tsmla.identity.dtype import bytes_of
 from tsmla.identity.support import NOPE_DIMS
 
 from ..parts.seqlen import Span
@@ -47,7 +48,7 @@ def pieces_of(pack: cute.Tensor, rope: cute.Tensor, columns: cutlass.Constexpr[i
     first = cute.make_tensor(pack.iterator, cute.make_layout((rows, heads, plain), stride=pack.stride))
     if const_expr(plain == columns):
         return (rows_first(first),)
-    address = pack.iterator.toint() + plain * pack.element_type.width // 8
+    address = pack.iterator.toint() + bytes_of(pack.element_type.width, plain)
     row_stride, head_stride = Int64(pack.stride[0]), Int64(pack.stride[1])
     if pack.shape[2] == plain:
         address = rope.iterator.toint()

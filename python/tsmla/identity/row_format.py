@@ -11,12 +11,12 @@ import dataclasses
 import re
 from typing import Any
 
-from .dtype import Dtype
+from .dtype import Dtype, ScaleDtype, bytes_of
 
 NAMES = ("latent", "rope")
 """What the first and the second piece are called where a symbol does not say otherwise."""
-SCALE_BYTES = 4
-"""A scale is a float32."""
+SCALE_BYTES = bytes_of(ScaleDtype.FP32.bits)
+"""Bytes of a scale in the rows that kernels exist for."""
 LARGEST_E4M3 = 448.0
 LEAST_SCALE = 2.0**-126
 """Smallest scale where a row has several, as vLLM has it: the smallest normal float32."""
@@ -34,12 +34,12 @@ class Piece:
 
     @property
     def bytes(self) -> int:
-        return self.columns * self.dtype.bits // 8
+        return bytes_of(self.dtype.bits, self.columns)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scales:
-    """Factors of a piece's elements, one float32 for every `columns` of them: one per key where that is the whole
+    """Factors of a piece's elements, one of `dtype` for every `columns` of them: one per key where that is the whole
     piece. They lie in the row, right behind their piece, or (`in_row` False) in tensors of their own, and then every
     piece does. whole_row: the one scale of a key is the other pieces' factor, too, though they do not decide it."""
 
@@ -47,6 +47,7 @@ class Scales:
     columns: int
     in_row: bool
     whole_row: bool = False
+    dtype: ScaleDtype = ScaleDtype.FP32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +129,8 @@ class RowFormat:
 
     def text(self, dtype: Dtype) -> str:
         """This row's part of a symbol, different for every row: columns of the pieces, with what is not usual: names
-        other than NAMES, dtypes other than the variant's `dtype`, and scales (s and the columns of one)."""
+        other than NAMES, dtypes other than the variant's `dtype`, and scales (s, the columns of one, and a dtype other
+        than float32)."""
         return "d" + "x".join(self._text_of(i, piece, dtype) for i, piece in enumerate(self.pieces))
 
     def __str__(self) -> str:
@@ -138,7 +140,8 @@ class RowFormat:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` reads them back."""
         pieces = [{"name": p.name, "dtype": p.dtype.value, "columns": p.columns} for p in self.pieces]
-        return {"pieces": pieces, "scales": dataclasses.asdict(self.scales) if self.scales else None}
+        scales = {**vars(self.scales), "dtype": self.scales.dtype.value} if self.scales else None
+        return {"pieces": pieces, "scales": scales}
 
     @classmethod
     def from_dict(cls, plain: Any) -> RowFormat:
@@ -157,14 +160,15 @@ class RowFormat:
 
     def _scale_bytes(self, piece: Piece) -> int:
         scales = self._scales_of(piece)
-        return piece.columns // scales.columns * SCALE_BYTES if scales and scales.in_row else 0
+        return bytes_of(scales.dtype.bits, piece.columns // scales.columns) if scales and scales.in_row else 0
 
     def _text_of(self, position: int, piece: Piece, dtype: Dtype) -> str:
         name = "" if NAMES[position : position + 1] == (piece.name,) else piece.name
         scales = self._scales_of(piece)
         factors = ""
         if scales:
-            factors = f"s{scales.columns}{'' if scales.in_row else 'apart'}{'whole' if scales.whole_row else ''}"
+            unusual = "" if scales.dtype is ScaleDtype.FP32 else scales.dtype
+            factors = f"s{scales.columns}{unusual}{'apart' * (not scales.in_row)}{'whole' * scales.whole_row}"
         return f"{name}{piece.columns}{'' if piece.dtype is dtype else piece.dtype}{factors}"
 
     def _spelled(self, piece: Piece) -> str:
@@ -172,11 +176,11 @@ class RowFormat:
         if scales is None:
             return ""
         place = "in the row" if scales.in_row else "apart"
-        return f" (a float32 scale for every {scales.columns}, {place}{', of the whole row' * scales.whole_row})"
+        return f" (a {scales.dtype} scale for every {scales.columns}, {place}{', of the whole row' * scales.whole_row})"
 
 
 _PIECE = {"name": str, "dtype": Dtype, "columns": int}
-_SCALES = {"piece": str, "columns": int, "in_row": bool, "whole_row": bool}
+_SCALES = {"piece": str, "columns": int, "in_row": bool, "whole_row": bool, "dtype": ScaleDtype}
 
 
 def _typed(plain: Any, types: dict[str, type]) -> dict[str, Any]:
@@ -184,7 +188,7 @@ def _typed(plain: Any, types: dict[str, type]) -> dict[str, Any]:
     if type(plain) is not dict or plain.keys() != types.keys():
         raise ValueError(f"{plain!r:.200} does not have the fields {', '.join(types)}")
     for name, expected in types.items():
-        if type(plain[name]) is not (str if expected is Dtype else expected):
+        if type(plain[name]) is not (str if issubclass(expected, str) else expected):
             raise ValueError(f"{name} is {plain[name]!r:.80}, not a {expected.__name__}")
     return {name: expected(plain[name]) for name, expected in types.items()}
 

@@ -20,7 +20,7 @@ from ..identity.arch import Arch
 from ..identity.variant import Variant, variant_from_dict
 from . import trust
 
-SCHEMA = 4
+SCHEMA = 5
 MANIFEST_FILE = "manifest.json"
 _MOST_BYTES = 1 << 24
 

@@ -12,6 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
+from tsmla.identity.dtype import bytes_of
 
 from ...limits import VECTOR_BYTES
 from ..alignment import aligned
@@ -122,7 +123,7 @@ def copy_box_keys(
     page does not exist. The fence for the async proxy is left to the caller. `target` is the box's first 32-bit word in
     shared memory, in rows swizzled by 128 bytes."""
     keys = keys if exists(source, box.page) else Int32(0)
-    element_bytes = cache.element_type.width // 8
+    element_bytes = bytes_of(cache.element_type.width)
     row_vectors = dims * element_bytes // VECTOR_BYTES
     for index in cutlass.range(BOX_KEYS * row_vectors // 32, unroll=4):
         vector = index * 32 + cute.arch.lane_idx()

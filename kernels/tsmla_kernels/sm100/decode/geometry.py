@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from tsmla.identity.arch import Deal
-from tsmla.identity.dtype import Dtype
+from tsmla.identity.dtype import Dtype, bytes_of
 from tsmla.identity.plan import DEALS, FEW_ROWS_DEALS, FEW_WIDE_ROWS_DEALS, wide_rows
 from tsmla.identity.row_format import RowFormat, multiplied_row
 from tsmla.identity.variant import DecodeVariant
@@ -159,7 +159,7 @@ class DecodeGeometry:
 
     @property
     def tail_bytes(self) -> int:
-        return self.tail * self.row.pieces[-1].dtype.bits // 8
+        return bytes_of(self.row.pieces[-1].dtype.bits, self.tail)
 
     @property
     def q_wide_bytes(self) -> int:
@@ -321,7 +321,7 @@ class DecodeGeometry:
 
 
 def _element_bytes(row: RowFormat) -> int:
-    return row.pieces[0].dtype.bits // 8
+    return bytes_of(row.pieces[0].dtype.bits)
 
 
 def _is_uniform(row: RowFormat) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tsmla.identity.dtype import bytes_of
 from tsmla.identity.variant import PrefillVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, TMEM_COLUMNS
@@ -41,14 +42,14 @@ class PrefillGeometry:
 
     @classmethod
     def of(cls, variant: PrefillVariant) -> PrefillGeometry:
-        element_bytes = variant.dtype.bits // 8
+        element_bytes = bytes_of(variant.dtype.bits)
         plan = plan_of(variant)
         geometry = cls(
             plan=plan,
             d_qk=variant.d_qk,
             d_v=variant.d_v,
             element_bytes=element_bytes,
-            out_bytes=variant.out_dtype.bits // 8,
+            out_bytes=bytes_of(variant.out_dtype.bits),
             ring_slots=plan.ctas * 16 // element_bytes,
         )
         geometry.check()

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from tsmla.identity.arch import Arch
+from tsmla.identity.dtype import bytes_of
 from tsmla.identity.support import NOPE_DIMS
 from tsmla.identity.variant import PrefillVariant
 
@@ -55,7 +56,7 @@ class PrefillGeometry:
     @classmethod
     def of(cls, variant: PrefillVariant) -> PrefillGeometry:
         assert variant.arch is Arch.SM90A, variant
-        geometry = cls(policy_of(variant), variant.d_qk, variant.d_v, 8, variant.dtype.bits // 8)
+        geometry = cls(policy_of(variant), variant.d_qk, variant.d_v, 8, bytes_of(variant.dtype.bits))
         geometry.check()
         return geometry
 

@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import Numeric
+from tsmla.identity.dtype import bytes_of
 
 from ...limits import swizzle_bytes
 from ...parts.hopper.storage import BARRIER_BYTES
@@ -57,7 +58,7 @@ def layouts_of(geometry: PrefillGeometry, groups: int, dtype: type[Numeric]) -> 
     """Swizzled tiles, innermost dimension contiguous, last mode the stage (or the warpgroup)."""
 
     def tile(rows, dim, swizzled=None):
-        span = swizzle_bytes((swizzled or dim) * dtype.width // 8)
+        span = swizzle_bytes(bytes_of(dtype.width, swizzled or dim))
         return cute.tile_to_shape(warpgroup.make_smem_layout_atom(_SWIZZLES[span], dtype), (rows, dim), order=(0, 1))
 
     def repeated(layout, count, stride):

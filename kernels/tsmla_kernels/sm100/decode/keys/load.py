@@ -11,6 +11,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
+from tsmla.identity.dtype import bytes_of
 
 from ....decode.segments import Segment
 from ....parts.division import Divisor
@@ -336,7 +337,7 @@ def _box_tiler(width: int, chunks: int, keys: int = BOX_KEYS) -> tuple[int, ...]
 @cute.jit
 def _at(first: cute.Tensor, offset_bytes: Int32, box: cute.ComposedLayout | None = None) -> cute.Tensor:
     """The box at `offset_bytes` from the first, with its layout or that of `box`."""
-    element_bytes = first.element_type.width // 8
+    element_bytes = bytes_of(first.element_type.width)
     offset = cute.assume(offset_bytes // element_bytes, divby=ATOM // 2 // element_bytes)
     layout = first.layout if const_expr(box is None) else box.outer
     return cute.make_tensor(first.iterator + offset, layout)

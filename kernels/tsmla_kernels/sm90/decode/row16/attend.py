@@ -8,6 +8,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Vector, const_expr
+from tsmla.identity.dtype import bytes_of
 
 from ....limits import WARPGROUP
 from ....parts.alignment import aligned
@@ -183,7 +184,7 @@ def _query_as_given(
     rows; of the rope piece, words, rows. Where the task has no such row they are another's: a branch around the loads
     would part their addresses."""
     latent_piece, rope_piece = query.pieces
-    vectors = const_expr(latent_piece.element_type.width // 8)
+    vectors = const_expr(bytes_of(latent_piece.element_type.width))
     lane = cute.arch.lane_idx()
     part = lane % QUAD
     batch, q_len, _, _ = latent_piece.shape

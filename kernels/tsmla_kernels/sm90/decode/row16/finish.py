@@ -5,6 +5,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
+from tsmla.identity.dtype import bytes_of
 
 from ....decode.partials import Partials
 from ....limits import VECTOR_BYTES, WARPGROUP
@@ -202,6 +203,6 @@ def _store_row(
     for line in cutlass.range_constexpr(2):
         for vector in cutlass.range_constexpr(OUTPUTS // size):
             values = [state.output[2 * row + line, size * vector + i] * factor for i in range(size)]
-            place = (line * OUTPUTS + vector * size) * dtype.width // 8
+            place = bytes_of(dtype.width, line * OUTPUTS + vector * size)
             largest = store_vector(stored, start, place, values, dtype, largest)
     return largest

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
+from tsmla.identity.dtype import bytes_of
 
 from ....limits import swizzle_bytes
 from ....parts.keys.paged import GROUP, box_layout, boxes_view, partition
@@ -59,7 +60,7 @@ def places_of(geometry: FewRowsGeometry, maps: Maps, base: cute.Pointer) -> tupl
 
 def _places(geometry: FewRowsGeometry, found: Map, name: str, keys: int, base: cute.Pointer) -> tuple:
     dtype = numeric(geometry.stored.piece(name).dtype)
-    size = dtype.width // 8
+    size = bytes_of(dtype.width)
     width, chunks = _line(geometry, name)
     groups = keys // GROUP
     layout = box_layout(STRIP, width, chunks, groups)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tsmla.identity.arch import Arch
+from tsmla.identity.dtype import bytes_of
 from tsmla.identity.row_format import SCALE_BYTES, RowFormat, multiplied_row
 from tsmla.identity.variant import DecodeVariant, Dtype
 
@@ -88,7 +89,7 @@ class DecodeGeometry:
     @property
     def element_bytes(self) -> int:
         """Bytes of an element of the latent pieces of query and cache rows, and of probabilities."""
-        return self.row.piece("latent").dtype.bits // 8
+        return bytes_of(self.row.piece("latent").dtype.bits)
 
     @property
     def scaled(self) -> bool:
@@ -167,7 +168,7 @@ class DecodeGeometry:
     def strip_bytes(self) -> tuple[int, ...]:
         """Bytes of one stage of each strip."""
         return tuple(
-            self.tile_kv * columns * dtype.bits // 8
+            bytes_of(dtype.bits, self.tile_kv * columns)
             for columns, dtype in zip(self.strips, self.strip_dtypes, strict=True)
         )
 

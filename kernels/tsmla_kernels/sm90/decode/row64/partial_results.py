@@ -6,6 +6,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
+from tsmla.identity.dtype import bytes_of
 
 from ....decode.partials import Partials
 from ....parts.hopper.epilogue import store_vector
@@ -125,7 +126,7 @@ def _store_partial_row(
     lanes of a quad fill a sector. It is computed also where it is not `stored`."""
     size = 2
     start = (target.iterator + (column + lane * size)).toint()
-    step = size * QUAD * target.element_type.width // 8
+    step = bytes_of(target.element_type.width, size * QUAD)
     for i in cutlass.range_constexpr(cute.size(accumulator, mode=[1]) // size):
         scaled = cute.make_rmem_tensor(size, target.element_type)
         for j in cutlass.range_constexpr(size):

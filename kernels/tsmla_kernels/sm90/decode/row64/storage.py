@@ -8,6 +8,7 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
+from tsmla.identity.dtype import bytes_of
 
 from ....limits import WARPGROUP
 from ....parts.hopper.storage import BARRIER_BYTES
@@ -114,14 +115,14 @@ def layouts_of(geometry: DecodeGeometry) -> Layouts:
     rows, each all of its patterns, so that 16 rows of a page are one box whatever the page size, and descriptor strides
     are constant over the tile. Transposed values are rows of keys, stage by stage."""
     kinds = warpgroup.SmemLayoutAtomKind
-    kind_of = {1: kinds.K_SW64, 2: kinds.K_SW128}
+    kind_of = {8: kinds.K_SW64, 16: kinds.K_SW128}
     dtypes = tuple(numeric(dtype) for dtype in geometry.strip_dtypes)
-    atoms = [warpgroup.make_smem_layout_atom(kind_of[dtype.width // 8], dtype) for dtype in dtypes]
+    atoms = [warpgroup.make_smem_layout_atom(kind_of[dtype.width], dtype) for dtype in dtypes]
     pattern = GROUP_ROWS * PATTERN_COLUMNS
     groups = geometry.tile_kv // GROUP_ROWS
     keys, vectors, q_strips = [], [], []
     for columns, dtype in zip(geometry.strips, dtypes, strict=True):
-        line = PATTERN_COLUMNS * dtype.width // 8 // 16
+        line = bytes_of(dtype.width, PATTERN_COLUMNS) // 16
         chunks, stage = columns // PATTERN_COLUMNS, geometry.tile_kv * columns
         rows, row_strides = (GROUP_ROWS, groups), (PATTERN_COLUMNS, chunks * pattern)
         keys.append(
