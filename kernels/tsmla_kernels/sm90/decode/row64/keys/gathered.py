@@ -11,6 +11,7 @@ import functools
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
+from tsmla.identity.dtype import bytes_of
 
 from .....limits import WARPGROUP
 from .....parts.division import Divisor
@@ -69,7 +70,7 @@ class GatheredTransposedStream(GatheredStream):
 
 def lines_of(geometry: DecodeGeometry, strip: int) -> tuple[Lines, int]:
     """What a strip is, as a piece of rows, and the byte that it begins with of a row, or of the rope piece."""
-    element_bytes = geometry.strip_dtypes[strip].bits // 8
+    element_bytes = bytes_of(geometry.strip_dtypes[strip].bits)
     lines, rest = divmod(geometry.strips[strip], PATTERN_COLUMNS)
     assert rest == 0, geometry
     first = geometry.first_columns[strip] if strip < geometry.latent_strips else 0
