@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import cutlass.cute as cute
+from cutlass import Int32
 
 from ..parts.query import Map
 from ..parts.row_end import Earlier, Ending, ending_of
+from . import tma
+from .tile_scheduler import QueryTile
 
 
 class Copied(NamedTuple):
@@ -16,6 +19,15 @@ class Copied(NamedTuple):
     q: tuple[Map, ...]
     k: tuple[Map, ...]
     v: Map
+
+
+def rows_of(copied: Copied, tile: QueryTile, kv_head: Int32) -> tuple:
+    """The rows of a tile's head: of each piece of queries, of each piece of keys, and of values, (copy atom, rows)."""
+    q, k = (
+        tuple((atom, tma.head_rows(piece, head, span)) for atom, piece in pieces)
+        for pieces, head, span in ((copied.q, tile.head, tile.q), (copied.k, kv_head, tile.kv))
+    )
+    return q, k, (copied.v.atom, tma.clipped_head_rows(copied.v.view, kv_head, tile.kv))
 
 
 class PrefillResults(NamedTuple):

@@ -25,7 +25,7 @@ from ...parts.pipeline import LEADER, Barriers
 from ...parts.precision import numeric
 from ...parts.query import Map
 from ...prefill import tma
-from ...prefill.call import Copied, PrefillResults, results_of
+from ...prefill.call import Copied, PrefillResults, results_of, rows_of
 from ...prefill.tile_scheduler import Packs, packs_of, query_tile, tile_bound
 from ...prefill.work_range import work_range
 from .correct import correct
@@ -174,29 +174,8 @@ class PrefillKernel:
                             with cute.arch.elect_one():
                                 multiply(self.products, shared, tmem_base, works, work.tiles)
                     if warp == schedule.load_warp:
-                        kv_head = quotient(tile.head, packs.heads_per_kv_head)
-                        load(
-                            tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in copied.q),
-                            tuple(
-                                (
-                                    atom,
-                                    self._share(tma.head_rows(piece, kv_head, tile.kv), rank, down=geometry.slot_rows),
-                                )
-                                for atom, piece in copied.k
-                            ),
-                            (
-                                copied.v.atom,
-                                self._share(
-                                    tma.clipped_head_rows(copied.v.view, kv_head, tile.kv),
-                                    rank,
-                                    across=geometry.slot_elements,
-                                ),
-                            ),
-                            shared,
-                            geometry,
-                            first_tile(geometry, tile),
-                            work,
-                        )
+                        rows = rows_of(copied, tile, quotient(tile.head, packs.heads_per_kv_head))
+                        load(rows, shared, geometry, rank, first_tile(geometry, tile), work)
             if const_expr(is_pair):
                 # No CTA may leave while products, copies or arrivals still reach into it.
                 tmem.fence_before()
@@ -205,11 +184,6 @@ class PrefillKernel:
                     tmem.fence_after()
                     pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)
                     cute.arch.dealloc_tmem(pointer, geometry.tmem_columns, is_two_cta=True)
-
-    def _share(self, rows: cute.Tensor, rank: Int32, down: int = 0, across: int = 0) -> cute.Tensor:
-        """One head's rows from the first on that this CTA loads: `down` rows and `across` columns further in the second
-        CTA of a pair."""
-        return cute.domain_offset((rank * down, rank * across), rows) if self.geometry.plan.ctas > 1 else rows
 
     def _layouts(self) -> Layouts:
         return layouts_of(self.geometry, self.dtype, self.out_dtype)

@@ -16,10 +16,14 @@ from .storage import Shared
 
 @cute.jit
 def load(
-    q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], first_tile: Int32, work: WorkRange
-) -> None:
-    """Load the query tiles from number `first_tile` on, then the KV tiles that the CTA visits. `q` and `k` are tuples
-    of pieces; each piece, and `v`, is (copy atom, one head's rows), those of K and V from this CTA's first on."""
+    rows: tuple, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], rank: Int32, first_tile: Int32,
+    work: WorkRange,
+) -> None:  # fmt: skip
+    """Load the query tiles from number `first_tile` on, then the KV tiles that the CTA visits; `rows` are those of the
+    tiles' head."""
+    q, k, (v_atom, v_rows) = rows
+    k = tuple((atom, _share(geometry, piece, rank, down=geometry.slot_rows)) for atom, piece in k)
+    v = (v_atom, _share(geometry, v_rows, rank, across=geometry.slot_elements))
     per_tile = geometry.k_slots + geometry.v_slots
     shape = (geometry.rows, geometry.slot_elements)
     ctas = geometry.plan.ctas
@@ -38,6 +42,12 @@ def load(
         first = count * per_tile
         _fill(k_slots, shared, geometry, tile, first)
         _fill(v_slots, shared, geometry, tile, first + geometry.k_slots)
+
+
+def _share(geometry: PrefillGeometry, rows: cute.Tensor, rank: Int32, down: int = 0, across: int = 0) -> cute.Tensor:
+    """One head's rows from the first on that this CTA loads: `down` rows and `across` columns further in the second
+    CTA of a pair."""
+    return cute.domain_offset((rank * down, rank * across), rows) if geometry.plan.ctas > 1 else rows
 
 
 @cute.jit

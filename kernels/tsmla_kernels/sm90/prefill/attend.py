@@ -19,7 +19,6 @@ from ...parts.logarithm import LOG2_E
 from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
 from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
-from ...parts.seqlen import Span
 from ...prefill.call import PrefillResults
 from ...prefill.work_range import WorkRange
 from .key_mask import KeyMask, masked_rows
@@ -31,14 +30,12 @@ from .visits import END, Visits, told
 
 
 class Ends(NamedTuple):
-    """What becomes of the rows' outputs, earlier ones and LSE, and what of a tile and a call says so."""
+    """What becomes of the rows' outputs, earlier ones and LSE, and what of a call says so."""
 
     factor: cute.Tensor
     kept: cute.Tensor
     row_lse: cute.Tensor
     lse: cute.Tensor | None
-    head: Int32
-    q: Span
     scale: Float32
     ending: Ending
     earlier: Earlier | None
@@ -63,7 +60,7 @@ def attend(
                 variant, mmas, shared, tile, work, results, softmax_scale, filled, tiles_before, mask
             )
             visited = attend_tiles(shared, state, ends, task, visit)
-            end_task(variant, mmas, tile, state, ends, results)
+            end_task(variant, mmas, state, ends, results)
         filled += cutlass.min(visited, 1)
         tiles_before += visited
 
@@ -127,8 +124,6 @@ def begin_task(
         kept=kept,
         row_lse=row_lse,
         lse=lse,
-        head=tile.head,
-        q=tile.q,
         scale=softmax_scale,
         ending=ending,
         earlier=earlier,
@@ -151,8 +146,7 @@ def begin_task(
         coordinates=coordinates,
         probabilities=pv.make_fragment_A(pv.partition_shape_A((64, tile_kv))),
         first_row=first_row,
-        len_q=tile.q.length,
-        len_kv=tile.kv.length,
+        tile=tile,
         work=work,
         tiles_before=tiles_before,
         query=filled * cute.size(shared.q, mode=[2]) + group,
@@ -171,12 +165,12 @@ def begin_task(
 
 @cute.jit
 def end_task(
-    variant: cutlass.Constexpr[PrefillVariant], mmas, tile, state: PrefillState, ends: Ends, results: PrefillResults
+    variant: cutlass.Constexpr[PrefillVariant], mmas, state: PrefillState, ends: Ends, results: PrefillResults
 ):
     """Multiply the rows' outputs by their factors, add earlier ones, and store rows and, unless done, LSEs."""
     out, lse, _, earlier = results
     thread = cute.arch.thread_idx()[0] % WARPGROUP
-    output, first_row = state.rows.output, state.first_row
+    output, tile, first_row = state.rows.output, state.tile, state.first_row
     scale_rows(rows_columns(output), ends.factor)
     if const_expr(variant.lse):
         if earlier.merges != 0:
@@ -191,12 +185,12 @@ def end_task(
 def _end_rows(state: PrefillState, ends: Ends):
     """Find what the output is multiplied by, and the rows' LSE, which wide heads store here."""
     rows = cute.size(state.rows.reference)
-    logs = const_expr(ends.lse is not None)
+    head, logs = state.tile.head, const_expr(ends.lse is not None)
     totals = [quad_sum(state.rows.total[row]) for row in range(rows)]
     if const_expr(logs):
         ends.row_lse.fill(-Float32.inf)
         if ends.earlier.merges != 0:
-            load_lse(ends.lse, ends.row_lse, state.coordinates, ends.head, ends.q, state.first_row)
+            load_lse(ends.lse, ends.row_lse, state.coordinates, head, state.tile.q, state.first_row)
     for row in cutlass.range_constexpr(rows):
         end = end_of_row(
             state.rows.reference[row], ends.scale, totals[row], state.precision.bias, NATURAL, ends.ending.output_scale
@@ -204,11 +198,11 @@ def _end_rows(state: PrefillState, ends: Ends):
         if const_expr(logs):
             if ends.earlier.merges != 0:
                 end, share = count_earlier(end, ends.row_lse[row])
-                ends.kept[row] = count_sink(ends.ending, ends.head, RowEnd(share, end.log_sum), NATURAL, False).factor
-        end = count_sink(ends.ending, ends.head, end, NATURAL, logs)
+                ends.kept[row] = count_sink(ends.ending, head, RowEnd(share, end.log_sum), NATURAL, False).factor
+        end = count_sink(ends.ending, head, end, NATURAL, logs)
         ends.factor[row], ends.row_lse[row] = end.factor, end.log_sum * ends.ending.lse_factor
     if const_expr(logs and state.policy.ends_early):
-        store_lse(ends.lse, ends.row_lse, state.coordinates, ends.head, ends.q, state.first_row)
+        store_lse(ends.lse, ends.row_lse, state.coordinates, head, state.tile.q, state.first_row)
 
 
 @cute.jit
@@ -265,17 +259,19 @@ def _visit_told(visits: Visits, state: PrefillState, start: Int32, task: Int32) 
 def _hidden(state: PrefillState) -> Int32:
     """Count the tiles, of those that the CTA visits first, of which this warpgroup's rows see nothing: all, if it has
     no rows."""
-    tiles, end = state.work.tiles, state.len_kv
+    q, kv, tiles = state.tile.q, state.tile.kv, state.work.tiles
+    end = kv.length
     if const_expr(state.causal):
-        end = cutlass.min(end, cutlass.min(state.first_row + 64, state.len_q) + state.len_kv - state.len_q)
+        end = cutlass.min(end, cutlass.min(state.first_row + 64, q.length) + kv.length - q.length)
     seen = (cutlass.max(end, 0) + state.tile_kv - 1) // state.tile_kv
-    return tiles - cutlass.select_(state.first_row < state.len_q, cutlass.min(seen, tiles), 0)
+    return tiles - cutlass.select_(state.first_row < q.length, cutlass.min(seen, tiles), 0)
 
 
 @cute.jit
 def _masked(state: PrefillState) -> Int32:
     """Count the tiles, of those that the CTA masks, that hold a column which some row of this warpgroup may not see."""
-    end = cutlass.min(state.len_kv, state.first_row + state.len_kv - state.len_q + 1)
+    q, kv = state.tile.q, state.tile.kv
+    end = cutlass.min(kv.length, state.first_row + kv.length - q.length + 1)
     return state.work.tiles - cutlass.max(end, 0) // state.tile_kv
 
 

@@ -10,7 +10,7 @@ from cutlass import Int32, const_expr
 
 from ...parts.division import quotient
 from ...prefill import tma
-from ...prefill.call import Copied
+from ...prefill.call import Copied, rows_of
 from ...prefill.tile_scheduler import QueryTile
 from ...prefill.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
@@ -44,10 +44,7 @@ def load(
         tile = tasks.tile(task)
         work = tasks.work(tile)
         if work.tiles > 0:
-            kv_head = quotient(tile.head, tasks.heads_per_kv_head)
-            q = tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in copied.q)
-            k = tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in copied.k)
-            v = (copied.v.atom, tma.clipped_head_rows(copied.v.view, kv_head, tile.kv))
+            q, k, v = rows_of(copied, tile, quotient(tile.head, tasks.heads_per_kv_head))
             boxes = TaskBoxes(
                 q=_boxes(q, shared.q, (64, geometry.box_columns)),
                 k=_boxes(k, shared.k, (geometry.tile_kv, geometry.box_columns)),

@@ -15,6 +15,7 @@ from ...parts.hopper.mask import mask_scores
 from ...parts.hopper.softmax import exponentiate, scale_rows
 from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
+from ...prefill.tile_scheduler import QueryTile
 from ...prefill.work_range import WorkRange, tile_at
 from .key_mask import MaskedRows, hide, read_words
 from .policy import PrefillPolicy
@@ -40,8 +41,9 @@ class RowStates(NamedTuple):
 
 
 class PrefillState(NamedTuple):
-    """What a step needs besides the tile number: operands, running state, positions. `tiles_before`: tiles done before
-    this task; `query`: which of the warpgroups' shares of Q, counted over all tasks, this one has."""
+    """What a step needs besides the number of a KV tile: operands, running state, positions. `tile`: the task's query
+    tile; `tiles_before`: KV tiles done before this task; `query`: which of the warpgroups' shares of Q, counted over
+    all tasks, this one has."""
 
     operands: mma.Operands
     edges: Edges
@@ -49,8 +51,7 @@ class PrefillState(NamedTuple):
     coordinates: cute.Tensor
     probabilities: cute.Tensor
     first_row: Int32
-    len_q: Int32
-    len_kv: Int32
+    tile: QueryTile
     work: WorkRange
     tiles_before: Int32
     query: Int32
@@ -102,7 +103,10 @@ def _hide(state: PrefillState, scores: cute.Tensor, count: Int32, visit: Int32 |
     view = rows_columns(scores)
     if const_expr(state.masked is None):
         first_column = tile_at(state.work, count - state.tiles_before) * state.tile_kv
-        mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
+        mask_scores(
+            view, state.coordinates, state.first_row, first_column, state.tile.q.length, state.tile.kv.length,
+            state.causal,
+        )  # fmt: skip
     else:
         if is_partial(visit):
             hide(view, state.coordinates, state.masked, tile_of(visit))
