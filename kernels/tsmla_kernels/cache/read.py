@@ -12,7 +12,7 @@ from tsmla.identity.call import READ_CACHE
 from tsmla.identity.variant import ReadCacheVariant
 
 from ..entry import host_entry
-from ..parts.precision import numeric
+from ..parts.precision import multiplied, numeric
 from .rows import HALVES, ROPE_VECTOR, VECTOR, Row, begin_row, exists, latent_column, launch, rope_column, row_vector
 
 
@@ -89,7 +89,7 @@ class ReadCacheKernel:
         return self._scale(row, 0, lane, scale)
 
     def _read(self, values: cute.TensorSSA, scale: Float32 | None) -> cute.TensorSSA:
-        return values if scale is None else (values.to(Float32) * scale).to(self.dtype)
+        return values if scale is None else multiplied(values, scale, self.dtype)
 
 
 @cute.jit

@@ -21,6 +21,14 @@ def shared_vector(dtype: cutlass.Constexpr, address: Int32) -> cute.Tensor:
 
 
 @cute.jit
+def wipe_vector(place: cute.Tensor) -> None:
+    """Write zeros over 16 bytes of shared memory."""
+    zeros = cute.make_rmem_tensor(4, Int32)
+    zeros.fill(0)
+    cute.autovec_copy(zeros, place)
+
+
+@cute.jit
 def shared_word(dtype: cutlass.Constexpr, address: Int32):
     """Read one element of shared memory."""
     return cute.make_tensor(cute.make_ptr(dtype, address, cute.AddressSpace.smem), cute.make_layout(1))[0]

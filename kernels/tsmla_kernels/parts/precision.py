@@ -29,6 +29,12 @@ def numeric(dtype: Dtype) -> type[Numeric]:
     return NUMERIC[dtype]
 
 
+def multiplied(stored, scale: Float32, dtype: type[Numeric]):
+    """Stored numbers, a vector of them, times their scale, in float32 and then rounded to nearest: what readers and
+    kernels make of rows with scales."""
+    return (stored.to(Float32) * scale).to(dtype)
+
+
 def packed_words(values: list[Float32], dtype: type[Numeric]) -> list[Int32]:
     """The values rounded to nearest, to `dtype`, and packed into 32-bit words, the first in the low bits."""
     return list(Vector.from_elements(tuple(values), Float32).to(dtype).bitcast(Int32).to_elements())

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from ....limits import VECTOR_BYTES
-from ....parts.alignment import shared_vector
+from ....parts.alignment import shared_vector, wipe_vector
 from ....parts.keys.source import (
     BOX_KEYS,
     EVICT_FIRST,
@@ -124,15 +124,13 @@ def _load_boxes(
     """Load tile `index` of the task box by box."""
     box_bytes = BOX_KEYS * geometry.row_bytes
     size = Int32(0)
-    zeros = cute.make_rmem_tensor(4, Int32)
-    zeros.fill(0)
     for box in cutlass.range(BOXES, unroll=1):
         number = index * BOXES + box
         if exists(key_source, lookup.page_of(number)):
             size += box_bytes
         else:
             for vector in cutlass.range(cute.arch.lane_idx(), box_bytes // VECTOR_BYTES, 32, unroll=1):
-                cute.autovec_copy(zeros, shared_vector(Int32, stage + box * box_bytes + vector * VECTOR_BYTES))
+                wipe_vector(shared_vector(Int32, stage + box * box_bytes + vector * VECTOR_BYTES))
             cute.arch.fence_view_async_shared()  # copies will write there
     cute.arch.sync_warp()
     with cute.arch.elect_one():

@@ -29,7 +29,7 @@ from cutlass import Boolean, Float32, Int32, Vector, const_expr
 from cutlass.cutlass_dsl import select_
 
 from ....limits import VECTOR_BYTES, WARPGROUP
-from ....parts.alignment import shared_vector
+from ....parts.alignment import shared_vector, wipe_vector
 from ....parts.hopper.fragment import QUAD
 from ....parts.hopper.softmax import quad_max
 from ....parts.keys.visible import Viewers, VisibleKeys, seen_by_any
@@ -282,43 +282,28 @@ def wipe(
     geometry: cutlass.Constexpr[FewRowsGeometry], state: State, stage: Int32, viewers: Viewers, first_key: Int32
 ) -> None:
     """Zero this warp's values of keys that no row may see, and set their scales, if they lie there, to 1."""
-    if const_expr(geometry.apart):
-        _wipe_apart(stage, state.warp, viewers, first_key)
-    else:
-        _wipe_rows(stage, state.warp, viewers, first_key, geometry.row_bytes, geometry.scales_at)
+    lane = cute.arch.lane_idx()
+    for start in cutlass.range(0, TILE_KV, 32, unroll=1):
+        key = start + lane
+        if not seen_by_any(viewers, first_key + key):
+            line = _values_of(geometry, stage, state.warp, key)
+            for vector in cutlass.range(STRIP // VECTOR_BYTES, unroll=1):
+                wipe_vector(shared_vector(Int32, line + vector * VECTOR_BYTES))
+            if const_expr(not geometry.apart):
+                _forget_scale(stage + key * geometry.row_bytes + geometry.scales_at + state.warp * 4)
     cute.arch.fence_view_async_shared()  # copies will write there
     cute.arch.sync_warp()
 
 
-@cute.jit
-def _wipe_rows(
-    stage: Int32, warp: Int32, viewers: Viewers, first_key: Int32, row_bytes: cutlass.Constexpr[int],
-    scales_at: cutlass.Constexpr[int],
-) -> None:  # fmt: skip
-    lane = cute.arch.lane_idx()
-    zeros = cute.make_rmem_tensor(4, Int32)
-    zeros.fill(0)
-    for start in cutlass.range(0, TILE_KV, 32, unroll=1):
-        key = start + lane
-        if not seen_by_any(viewers, first_key + key):
-            row = stage + key * row_bytes
-            for vector in cutlass.range(STRIP // VECTOR_BYTES, unroll=1):
-                cute.autovec_copy(zeros, shared_vector(Int32, row + warp * STRIP + vector * VECTOR_BYTES))
-            _floats(row + scales_at + warp * 4)[0] = Float32(1.0)
+def _forget_scale(address: Int32) -> None:
+    _floats(address)[0] = Float32(1.0)
 
 
-@cute.jit
-def _wipe_apart(stage: Int32, warp: Int32, viewers: Viewers, first_key: Int32) -> None:
-    lane = cute.arch.lane_idx()
-    zeros = cute.make_rmem_tensor(4, Int32)
-    zeros.fill(0)
-    for start in cutlass.range(0, TILE_KV, 32, unroll=1):
-        key = start + lane
-        if not seen_by_any(viewers, first_key + key):
-            block = key // BLOCK * TEAM_WARPS + warp
-            line = stage + (block * BLOCK + key % BLOCK) * STRIP
-            for vector in cutlass.range(STRIP // VECTOR_BYTES, unroll=1):
-                cute.autovec_copy(zeros, shared_vector(Int32, line + vector * VECTOR_BYTES))
+def _values_of(geometry: FewRowsGeometry, stage: Int32, warp: Int32, key: Int32) -> Int32:
+    """Where a key's values of this warp lie."""
+    if geometry.apart:
+        return stage + ((key // BLOCK * TEAM_WARPS + warp) * BLOCK + key % BLOCK) * STRIP
+    return stage + key * geometry.row_bytes + warp * STRIP
 
 
 @cute.jit

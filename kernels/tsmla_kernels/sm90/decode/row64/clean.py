@@ -8,6 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
+from ....parts.alignment import wipe_vector
 from ....parts.division import Divisor, quotient, remainder
 from ....parts.keys.source import BOX_KEYS
 from ....parts.keys.visible import Viewers, Visibility, hides, seen_by_any, viewers_of
@@ -91,12 +92,10 @@ def _wipe_rows(strips, stage: Int32, start: Int32, rows: Int32, lane: Int32) -> 
 def _wipe(strips, stage: Int32, first: Int32, rows: Int32, lane: Int32) -> None:
     """Zero those rows of a stage from row `first` on whose bit is set in `rows`; as many rows as lanes have one 16-byte
     vector of each. `strips` are `Layouts.vectors`."""
-    zeros = cute.make_rmem_tensor(4, Int32)
-    zeros.fill(0)
     line = cute.size(strips[0], mode=[2])
     row = first + lane // line
     if rows >> (lane // line) & 1 != 0:
         for strip in cutlass.range_constexpr(len(strips)):
             for pattern in cutlass.range_constexpr(cute.size(strips[strip], mode=[3])):
                 place = strips[strip][None, row % GROUP_ROWS, lane % line, pattern, row // GROUP_ROWS, stage]
-                cute.autovec_copy(zeros, place)
+                wipe_vector(place)

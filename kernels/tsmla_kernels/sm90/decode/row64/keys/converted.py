@@ -18,11 +18,11 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from tsmla.identity.row_format import SCALE_BYTES
 
 from .....limits import WARPGROUP
-from .....parts.alignment import shared_vector, shared_word
+from .....parts.alignment import shared_vector, shared_word, wipe_vector
 from .....parts.division import Divisor
 from .....parts.keys.visible import Visibility, hides, seen_by_any, viewers_of
 from .....parts.pipeline import TmaEdge, WarpEdge, one_of
-from .....parts.precision import numeric
+from .....parts.precision import multiplied, numeric
 from .....parts.ptx import pinned
 from ...work.task import Task, for_each_task, look
 from ..geometry import GROUP_ROWS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
@@ -191,11 +191,11 @@ def _read(words: cute.Tensor, first: Int32, i: cutlass.Constexpr) -> None:
 def _write(
     geometry: cutlass.Constexpr[DecodeGeometry], words: cute.Tensor, scale: Float32, first: Int32, i: cutlass.Constexpr
 ) -> None:
-    """Multiply vector `i` of what was read by its scale, round it as `mla_read_cache` does, and write it."""
+    """Multiply vector `i` of what was read by its scale, and write it."""
     stored, made = (numeric(format.piece("latent").dtype) for format in (geometry.stored, geometry.row))
-    values = cute.recast_tensor(words, stored).load().to(Float32)
+    values = cute.recast_tensor(words, stored).load()
     rounded = cute.make_rmem_tensor((VECTOR * 8 // made.width, made.width // stored.width), made)
-    rounded.store((values * scale).to(made).reshape(rounded.shape))
+    rounded.store(multiplied(values, scale, made).reshape(rounded.shape))
     for part in cutlass.range_constexpr(cute.size(rounded, mode=[1])):
         vector = i * cute.size(rounded, mode=[1]) + part
         cute.autovec_copy(rounded[None, part], shared_vector(made, first ^ vector * VECTOR))
@@ -203,7 +203,5 @@ def _write(
 
 @cute.jit
 def _write_zeros(first: Int32) -> None:
-    zeros = cute.make_rmem_tensor(VECTOR // 4, Int32)
-    zeros.fill(0)
     for vector in cutlass.range(2 * VECTORS, unroll=1):  # a loop: unrolled, the stores would stand in every strip's way
-        cute.autovec_copy(zeros, shared_vector(Int32, first ^ vector * VECTOR))
+        wipe_vector(shared_vector(Int32, first ^ vector * VECTOR))

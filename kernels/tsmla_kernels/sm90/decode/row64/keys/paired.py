@@ -34,7 +34,7 @@ from .....parts.keys.source import (
     wanted_of,
 )
 from .....parts.keys.visible import Viewers, Visibility, seen_bits, viewers_of
-from .....parts.precision import numeric
+from .....parts.precision import multiplied, numeric
 from .....parts.ptx import load_if
 from ...work.task import Task, for_each_task
 from ..geometry import GROUP_ROWS, TILE_KV, DecodeGeometry
@@ -174,12 +174,11 @@ def _load(geometry: cutlass.Constexpr[DecodeGeometry], row: StoredKey, strip: cu
 
 
 def _multiplied(geometry: DecodeGeometry, words: tuple) -> tuple:
-    """Multiply what was loaded of a strip by its scale and round it, as `mla_read_cache` does: two numbers in a
-    word."""
+    """Multiply what was loaded of a strip by its scale: two numbers in a word."""
     stored, made = (numeric(format.piece("latent").dtype) for format in (geometry.stored, geometry.row))
     (scale,) = Vector.from_elements(words[-1:], Int32).bitcast(Float32).to_elements()
-    values = Vector.from_elements(words[:-1], Int32).bitcast(stored).to(Float32) * scale
-    return values.to(made).bitcast(Int32).to_elements()
+    values = Vector.from_elements(words[:-1], Int32).bitcast(stored)
+    return multiplied(values, scale, made).bitcast(Int32).to_elements()
 
 
 @cute.jit
