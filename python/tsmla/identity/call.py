@@ -47,8 +47,6 @@ class Argument:
     """A tensor that a kernel takes. Sizes in shapes that are fields of the variant are compiled in, all others are the
     call's; one name is one size wherever it stands.
 
-    piece: the piece of a cache row that it belongs to; kernels of rows without that piece get None, and callers give
-    none.
     name: the kernel's, part of its signature. given: what callers call it; "key[1]" is the second of a pair, whose
     first is then the tensor called "key"; "query[2]" is the third of three. dtype: a field of the variant, or torch's
     name. align: its address, and free outer strides, are multiples of this many bytes. left_out: a name is the caller's
@@ -58,7 +56,8 @@ class Argument:
     property of the variant's, likewise; "apart" where a row's parts always lie in separate tensors. free_strides: how
     it may lie where rows are copied one by one, or their parts lie apart. written: holds a result. scratch: written,
     too, and nothing in it outlives a call. absent: the shape of an empty tensor in its place, where the sizes that have
-    names are not all 0 in that."""
+    names are not all 0 in that. piece: the piece of a cache row that it belongs to; kernels of rows without that piece
+    get None, and callers give none."""
 
     name: str
     given: str

@@ -141,6 +141,7 @@ class DecodeSchedule:
         loader = Warps(self.load, loaders, "the warp that loads the query" if loaders > 1 else "")
         edges = [EdgeSpec("q", (Either(Copies(self.load), loader),), (Warps(self.attend),), 1, geometry.q_bytes)]
         converters = (self.convert,) if self.ready_names else ()
+        through = (self.gather,) if self.landed_names else ()
         lanes = (LaneCopies(self.gather, loaders, "the warp that loads the strip" if loaders > 1 else ""),)
         for strip, (name, size) in enumerate(zip(self.kv_names, geometry.edge_bytes, strict=True)):
             filled_by: tuple[Party, ...] = (Copies(self.load),) if geometry.copied_with(strip) else ()
@@ -153,7 +154,7 @@ class DecodeSchedule:
                 filled_by = (Warps(self.clean),)
             elif not geometry.converts:
                 filled_by = (Either(Copies(self.load), Warps(self.clean)),)
-            edges.append(EdgeSpec(name, filled_by, emptied_by, geometry.stages, size, read_by=converters))
+            edges.append(EdgeSpec(name, filled_by, emptied_by, geometry.stages, size, converters, through=through))
         for name, size in zip(self.ready_names, geometry.ready_bytes, strict=False):
             filled_by = (Warps(self.convert, CONVERTERS, "the warpgroup that converts the strip"),)
             edges.append(EdgeSpec(name, filled_by, NOBODY, geometry.stages, size, read_by=(self.attend,)))

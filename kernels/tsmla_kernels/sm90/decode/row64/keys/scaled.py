@@ -38,9 +38,6 @@ class ScaledStream(TransposedStream):
         scales = RowScales(given.scale_cache, given.query_scales)
         return Keys(self._copies(latent, 0), self._copies(rope, -1), None, source, scales, None)
 
-    def _first_box(self, strip: int) -> int:
-        return 0 if strip == self.geometry.latent_strips else super()._first_box(strip)
-
     def clean(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
         bring_scales_and_clean(shared, self.geometry, keys, view, heads)
 

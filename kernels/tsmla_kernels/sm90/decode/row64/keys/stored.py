@@ -74,9 +74,6 @@ class StoredStream(KeyStream):
         boxes = cute.local_tile(source.view, _box_shape(row_bytes, rows), (0, 0, chunk, None, None))
         return partition(source.atom, boxes, cute.make_tensor(place, places))
 
-    def _first_box(self, strip: int) -> int:
-        return 0
-
     def clean(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
         """Nothing: those that convert make zeros of what no row may see."""
 

@@ -109,7 +109,10 @@ class KeyStream:
         return partition(source.atom, boxes, cute.make_tensor(place, stages_layout(geometry, columns, rows)))
 
     def _first_box(self, strip: int) -> int:
-        """Which of a row's boxes of a strip's size is the strip, in the view that it is copied from."""
+        """Which of a row's boxes of a strip's size is the strip, in the view that it is copied from. The rope pieces of
+        rows with scales have a view of their own."""
+        if strip in self.geometry.behind_latent and self.geometry.stored.scales is not None:
+            return 0
         return self.geometry.first_columns[strip] // self.geometry.strips[strip]
 
     def clean(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
