@@ -1,8 +1,23 @@
-"""What a kernel does that may be launched before the one in front of it has finished."""
+"""How kernels are launched, and what those do that may begin before the one in front of them has finished."""
 
 from __future__ import annotations
 
 import cutlass.cute as cute
+from cutlass import Int32
+
+
+def launch(kernel, given, ctas: Int32, threads: int, shared_bytes: int, cluster: int | None = None) -> None:
+    """Launch a kernel, which has been given its arguments, with one CTA on an SM at a time. given: what the call's
+    table lists, by name. cluster: CTAs that work together."""
+    kernel.launch(
+        grid=(ctas, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1) if cluster else None,
+        smem=shared_bytes,
+        stream=given.stream,
+        min_blocks_per_mp=1,
+        use_pdl=given.pdl,
+    )
 
 
 def follow_predecessor() -> None:

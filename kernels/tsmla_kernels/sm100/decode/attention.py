@@ -19,6 +19,7 @@ from ...decode.partials import Partials
 from ...decode.segments import first_unit
 from ...limits import TILE_ALIGNMENT, TMEM_COLUMNS
 from ...parts.blackwell import tmem
+from ...parts.dependent_launch import launch
 from ...parts.keys import paged
 from ...parts.keys.listed import ListedKeys
 from ...parts.keys.scales import RowScales
@@ -103,15 +104,9 @@ class AttentionKernel:
         terms = terms_of(geometry.deal, view, heads, given.parts, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
         listed = source if const_expr(geometry.gathers) else source.table
-        self.kernel(query, maps, v_maps, given.kv_cache, scales, listed, view, terms, results, scale_log2).launch(
-            grid=(geometry.ctas * given.parts, 1, 1),
-            block=(self.schedule.threads, 1, 1),
-            cluster=(geometry.ctas, 1, 1),
-            smem=geometry.shared_bytes,
-            stream=given.stream,
-            min_blocks_per_mp=1,
-            use_pdl=given.pdl,
-        )
+        kernel = self.kernel(query, maps, v_maps, given.kv_cache, scales, listed, view, terms, results, scale_log2)
+        ctas = geometry.ctas * given.parts
+        launch(kernel, given, ctas, self.schedule.threads, geometry.shared_bytes, geometry.ctas)
 
     @cute.kernel
     def kernel(

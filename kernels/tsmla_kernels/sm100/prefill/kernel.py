@@ -20,6 +20,7 @@ from tsmla.identity.variant import PrefillVariant
 from ...entry import host_entry
 from ...limits import TILE_ALIGNMENT
 from ...parts.blackwell import tmem
+from ...parts.dependent_launch import launch
 from ...parts.division import quotient
 from ...parts.pipeline import LEADER, Barriers
 from ...parts.precision import numeric
@@ -76,15 +77,9 @@ class PrefillKernel:
         packs = packs_of(given)
         tiles = tile_bound(packs.rows[0], given.cum_seq_lens_q.shape[0] - 1, geometry.rows_together)
         copied, results = Copied(q_maps, k_maps, Map(*v_map)), results_of(given, self.variant.lse)
-        self.kernel(copied, Map(*out_map), packs, results, given.softmax_scale).launch(
-            grid=(tiles * packs.heads * plan.ctas, 1, 1),
-            block=(self.schedule.threads, 1, 1),
-            cluster=(plan.ctas, 1, 1) if plan.ctas > 1 else None,
-            smem=geometry.shared_bytes,
-            stream=given.stream,
-            min_blocks_per_mp=1,
-            use_pdl=given.pdl,
-        )
+        kernel = self.kernel(copied, Map(*out_map), packs, results, given.softmax_scale)
+        ctas, cluster = tiles * packs.heads * plan.ctas, plan.ctas if plan.ctas > 1 else None
+        launch(kernel, given, ctas, self.schedule.threads, geometry.shared_bytes, cluster)
 
     @cute.kernel
     def kernel(

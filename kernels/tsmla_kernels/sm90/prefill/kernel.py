@@ -19,6 +19,7 @@ from tsmla.identity.variant import PrefillVariant
 
 from ...entry import host_entry
 from ...limits import TILE_ALIGNMENT, WARPGROUP
+from ...parts.dependent_launch import launch
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
 from ...parts.query import Map
@@ -87,14 +88,7 @@ class PrefillKernel:
     @cute.jit
     def _attend(self, alone: cutlass.Constexpr[bool], arguments: tuple, ctas: Int32, given):
         """Launch CTAs that take one query tile each, or ones that may take several."""
-        self.kernel(alone, *arguments).launch(
-            grid=(ctas, 1, 1),
-            block=(self.schedule.threads, 1, 1),
-            smem=self.geometry.shared_bytes,
-            stream=given.stream,
-            min_blocks_per_mp=1,
-            use_pdl=given.pdl,
-        )
+        launch(self.kernel(alone, *arguments), given, ctas, self.schedule.threads, self.geometry.shared_bytes)
 
     @cute.kernel
     def kernel(

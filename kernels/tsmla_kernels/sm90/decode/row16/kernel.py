@@ -16,6 +16,7 @@ from tsmla.identity.arch import Deal
 
 from ....decode.line import Terms
 from ....limits import TILE_ALIGNMENT, WARPGROUP
+from ....parts.dependent_launch import launch
 from ....parts.hopper.storage import BARRIER_BYTES
 from ....parts.keys.listed import ListedKeys
 from ....parts.keys.scales import RowScales
@@ -63,14 +64,7 @@ class FewRowsKernel:
     @cute.jit
     def launch(self, told: tuple, given):
         """Launch attention. told: the kernel's arguments."""
-        self.kernel(*told).launch(
-            grid=(given.parts, 1, 1),
-            block=(self.schedule.threads, 1, 1),
-            smem=self.geometry.shared_bytes,
-            stream=given.stream,
-            min_blocks_per_mp=1,
-            use_pdl=given.pdl,
-        )
+        launch(self.kernel(*told), given, given.parts, self.schedule.threads, self.geometry.shared_bytes)
 
     @cute.kernel
     def kernel(

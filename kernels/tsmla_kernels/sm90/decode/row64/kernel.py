@@ -17,6 +17,7 @@ from tsmla.identity.arch import Deal
 
 from ....decode.line import Terms
 from ....limits import TILE_ALIGNMENT, WARPGROUP
+from ....parts.dependent_launch import launch
 from ....parts.keys.visible import Visibility
 from ....parts.pipeline import Barriers
 from ....parts.precision import Probabilities, numeric
@@ -54,15 +55,9 @@ class Row64Kernel:
     def launch(self, varying: cutlass.Constexpr[bool], told: tuple, given):
         """Launch attention, for requests that vary in query tokens or for all others. told: the kernel's arguments."""
         geometry = self.geometry
-        self.kernel(varying, *told).launch(
-            grid=(given.parts, 1, 1),
-            block=(self.schedule.threads, 1, 1),
-            cluster=(geometry.ctas, 1, 1) if geometry.ctas > 1 else None,
-            smem=geometry.shared_bytes,
-            stream=given.stream,
-            min_blocks_per_mp=1,
-            use_pdl=given.pdl,
-        )
+        cluster = geometry.ctas if geometry.ctas > 1 else None
+        kernel = self.kernel(varying, *told)
+        launch(kernel, given, given.parts, self.schedule.threads, geometry.shared_bytes, cluster)
 
     @cute.kernel
     def kernel(
