@@ -42,14 +42,15 @@ def packs_of(given) -> Packs:
 
 
 class QueryTile(NamedTuple):
-    """What a CTA computes: query tile `tile` of `head` in the sequence with the rows `q` and `kv`; `valid` is False for
-    CTAs beyond the last tile."""
+    """What a CTA computes: query tile `tile` of `head` in the sequence with the rows `q` and `kv`, and this sequence's
+    number; `valid` is False for CTAs beyond the last tile."""
 
     valid: Boolean
     head: Int32
     tile: Int32
     q: Span
     kv: Span
+    sequence: Int32
 
 
 def tile_bound(total_rows, sequences, tile_q: int):
@@ -93,7 +94,7 @@ def query_tile(
     tiles = Int32(0)
     end_q = Int32(0)
     found = Boolean(False)
-    q, kv = Span(Int32(0), Int32(0)), Span(Int32(0), Int32(0))
+    q, kv, sequence = Span(Int32(0), Int32(0)), Span(Int32(0), Int32(0)), Int32(0)
     while (not found) and base < sequences:
         mine = base + lane
         lane_q, lane_kv = Span(Int32(0), Int32(0)), Span(Int32(0), Int32(0))
@@ -109,7 +110,7 @@ def query_tile(
             kv = Span(kv.start, cutlass.max(kv.length, 0))
             tiles = cute.arch.shuffle_sync(lane_tiles, winner)
             first_cta += (cute.arch.shuffle_sync(ends, winner) - tiles) * heads
-            found = Boolean(True)
+            found, sequence = Boolean(True), base + winner
         else:
             first_cta += cute.arch.shuffle_sync(ends, 31) * heads
             end_q = cute.arch.shuffle_sync(lane_q.start + lane_q.length, 31)
@@ -132,7 +133,7 @@ def query_tile(
             head = quotient(index + first_head * tiles, tiles)
             place = cta - first_cta - head * tiles
             tile = cutlass.select_(cta % 2 == 0, tiles - 1 - place // 2, place // 2)
-    return QueryTile(found, head, tile, q, kv)
+    return QueryTile(found, head, tile, q, kv, sequence)
 
 
 @cute.jit

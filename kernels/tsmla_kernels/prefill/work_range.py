@@ -11,15 +11,19 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Boolean, Int32, Int64, const_expr
 from cutlass.cutlass_dsl import select_
+
+from ..parts import ptx
 
 
 class WorkRange(NamedTuple):
-    """Tiles `0 .. tiles - 1` are visited; the `masked` last ones hold a column that some row may not see."""
+    """Tiles `0 .. tiles - 1` are visited; the `masked` last ones hold a column that some row may not see. With a key
+    mask as many tiles are visited, whose words in `visits` begin at the address `listed`, and `masked` says nothing."""
 
     tiles: Int32
     masked: Int32
+    listed: Int64 | None = None
 
 
 def last_column_ahead(causal: Int32 | bool, len_q: Int32, len_kv: Int32) -> Int32:
@@ -55,7 +59,26 @@ def work_range(
 @cute.jit
 def tile_at(work: WorkRange, count: Int32) -> Int32:
     """The tile visited as number `count` of the range."""
-    tile = work.tiles - 1 - count
-    if count >= work.masked:
-        tile = count - work.masked
+    if const_expr(work.listed is not None):
+        tile = tile_of(visit_at(work, count))
+    else:
+        tile = work.tiles - 1 - count
+        if count >= work.masked:
+            tile = count - work.masked
     return tile
+
+
+def is_partial(visit: Int32) -> Boolean:
+    """Whether some row may not see all of a listed tile."""
+    return (visit & 1) != 0
+
+
+def tile_of(visit: Int32) -> Int32:
+    """The number of a listed tile in its sequence."""
+    return visit >> 1
+
+
+def visit_at(work: WorkRange, count: Int32) -> Int32:
+    """The word that lists the tile visited as number `count`, with a key mask; 0 behind the last."""
+    there = Boolean(count < work.tiles)
+    return cute.arch.make_warp_uniform(ptx.load_if(there, work.listed + Int64(count) * 4, 0, 1)[0])

@@ -29,6 +29,8 @@ _MOST_SEQUENCES = 2**31 - 2
 _MOST_PIECES = 2**31 - 2**26
 """Most sequences times heads: their query tiles must be numbered in 32 bits. Each adds one tile at most to those that
 all rows would fill, which are fewer than 2^26: tiles of 64 rows, of 128 bytes each, in 512 GiB."""
+_SMALLEST_TILE = 64
+"""Fewest rows and keys of a tile of any kernel."""
 
 
 @written.from_table(PREFILL, without=("seq_lens", "max_seq_len", "batch_size", "max_seq_len_q", "merge_into"))
@@ -159,7 +161,7 @@ def tsmla_prefill(
     ):
         _refuse_factors(softmax_scale, k_scale, v_scale, output_scale)
     q_pe = k_pe = None
-    merges = False
+    merges, visits = False, None
     if type(query) is tuple or type(key) is tuple or merge_into is not None:
         query, q_pe = examine.pieces(_OPERATOR, "query", query, 2)
         key, k_pe = examine.pieces(_OPERATOR, "key", key, 2)
@@ -169,6 +171,7 @@ def tsmla_prefill(
                 _refuse_merging(lse_base)
     if key_mask is not None:
         _check_words(key_mask, max_seq_len)
+        visits = _lists(key_mask, batch_size)
     tensors, options = written.tensors(), written.options(merges)
     try:
         shape = query.shape  # type: ignore[union-attr]
@@ -291,6 +294,16 @@ def _check_words(key_mask: Any, max_seq_len: Any) -> None:
             f"{_OPERATOR}: key_mask has shape {list(key_mask.shape)} and max_seq_len is {max_seq_len}; each query must "
             f"have at least {-(-max_seq_len // 32)} words, one for 32 keys"
         )
+
+
+def _lists(key_mask: Any, batch_size: Any) -> torch.Tensor | None:
+    """Return room for lists of the KV tiles that query tiles visit, of any sizes from _SMALLEST_TILE on: a word that
+    counts them, and one for each tile. A mask that is none is refused later."""
+    if not isinstance(key_mask, torch.Tensor) or key_mask.ndim != 2 or not isinstance(batch_size, int):
+        return None
+    tokens, words = key_mask.shape
+    lists = tokens // _SMALLEST_TILE + max(batch_size, 0)
+    return key_mask.new_empty(lists, 2 + words * 32 // _SMALLEST_TILE, dtype=torch.int32)
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:

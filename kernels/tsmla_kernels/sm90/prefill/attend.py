@@ -20,13 +20,13 @@ from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
 from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
 from ...prefill.call import PrefillResults
-from ...prefill.work_range import WorkRange
-from .key_mask import KeyMask, masked_rows
+from ...prefill.visits import KeyMask
+from ...prefill.work_range import WorkRange, is_partial, visit_at
+from .key_mask import masked_rows
 from .policy import policy_of
 from .steps import Edges, PrefillState, RowStates, first_tile, start_values, step
 from .storage import Shared
 from .tasks import Tasks
-from .visits import END, Visits, told
 
 
 class Ends(NamedTuple):
@@ -51,50 +51,42 @@ def attend(
     tiles_before = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
         tile = tasks.tile(task)
-        work = tasks.work(tile)
-        visit, visited = None, work.tiles
-        if const_expr(mask is not None):
-            visit, visited = told(shared.visits, tiles_before + task), Int32(0)
+        work = tasks.work(task, tile)
         if tile.q.length > 0:
             state, ends = begin_task(
                 variant, mmas, shared, tile, work, results, softmax_scale, filled, tiles_before, mask
             )
-            visited = attend_tiles(shared, state, ends, task, visit)
+            attend_tiles(shared, state, ends)
             end_task(variant, mmas, state, ends, results)
-        filled += cutlass.min(visited, 1)
-        tiles_before += visited
+        filled += cutlass.min(work.tiles, 1)
+        tiles_before += work.tiles
 
 
 @cute.jit
-def attend_tiles(shared: Shared, state: PrefillState, ends: Ends, task: Int32, visit: Int32 | None) -> Int32:
-    """Attend the tiles of task number `task`, find the ends of its rows, and return how many tiles were visited.
-    visit: with a key mask, what is told of the first."""
+def attend_tiles(shared: Shared, state: PrefillState, ends: Ends):
+    """Attend a task's tiles, and find the ends of its rows."""
     work, tiles_before = state.work, state.tiles_before
     start = tiles_before
-    some, visited = work.tiles > 0, work.tiles
-    if const_expr(visit is not None):
-        some, visited = visit != END, Int32(0)
-    if some:
+    if work.tiles > 0:
         shared.q_edge.wait_full(state.query)
         if const_expr(state.policy.passes):
             start += _hidden(state)
             if start < tiles_before + work.tiles:
                 _pass(shared.k_edge, tiles_before, start)
-                _visit(shared, state, ends, start, task, visit)
+                _visit(state, ends, start)
             if start == tiles_before + work.tiles:
                 shared.q_edge.release(state.query)
                 for count in cutlass.range(tiles_before, start, unroll=1):  # both in turn, or rings fill up
                     _pass(shared.k_edge, count, count + 1)
                     _pass(shared.values_edge, count, count + 1)
         else:
-            visited = _visit(shared, state, ends, start, task, visit)
+            _visit(state, ends, start)
     if const_expr(state.policy.ends_early):
         if start == tiles_before + work.tiles:
             _end_rows(state, ends)
 
     if const_expr(not state.policy.ends_early):
         _end_rows(state, ends)
-    return visited
 
 
 @cute.jit
@@ -206,24 +198,21 @@ def _end_rows(state: PrefillState, ends: Ends):
 
 
 @cute.jit
-def _visit(shared: Shared, state: PrefillState, ends: Ends, start: Int32, task: Int32, visit: Int32 | None) -> Int32:
-    """Visit the tiles from `start` on, and return how many of the task were visited; those before `start`, fewer than
-    stages, are hidden."""
-    first_tile(state, start, visit)
-    if const_expr(visit is None):
-        end = _visit_known(state, start)
+def _visit(state: PrefillState, ends: Ends, start: Int32):
+    """Visit the tiles from `start` on; those before it, fewer than stages, are hidden."""
+    if const_expr(state.masked is None):
+        first_tile(state, start)
+        _visit_range(state, start)
     else:
-        end = _visit_told(shared.visits, state, start, task)
+        _visit_list(state)
     if const_expr(not state.policy.starts_early):
         state.edges.q.release(state.query)
-    _last_tile(state, ends, end - 1)
-    return end - state.tiles_before
+    _last_tile(state, ends)
 
 
 @cute.jit
-def _visit_known(state: PrefillState, start: Int32) -> Int32:
-    """Visit the tiles behind the first, `start`: those that some row may not see all of, then the others. Return how
-    far they go."""
+def _visit_range(state: PrefillState, start: Int32):
+    """Visit the tiles behind the first, `start`: those that some row may not see all of, then the others."""
     tiles_before, masked = state.tiles_before, state.work.masked
     if const_expr(state.policy.ends_early):
         _pass(state.edges.v, tiles_before, start)
@@ -237,22 +226,22 @@ def _visit_known(state: PrefillState, start: Int32) -> Int32:
     if const_expr(state.causal):
         for count in cutlass.range(start + 1, unmasked, unroll=1):
             step(state, count, True)
-    end = tiles_before + state.work.tiles
-    for count in cutlass.range(unmasked, end, unroll=1):
+    for count in cutlass.range(unmasked, tiles_before + state.work.tiles, unroll=1):
         step(state, count, False)
-    return end
 
 
 @cute.jit
-def _visit_told(visits: Visits, state: PrefillState, start: Int32, task: Int32) -> Int32:
-    """Visit the tiles of task number `task` that are told behind the first, `start`; return how far they go."""
-    end = start + 1
-    visit = told(visits, end + task)
-    while visit != END:
-        step(state, end, True, visit)
-        end += 1
-        visit = told(visits, end + task)
-    return end
+def _visit_list(state: PrefillState):
+    """Visit the tiles that are listed. Their words are read two tiles ahead, and the mask's one."""
+    work, before = state.work, state.tiles_before
+    visit, upcoming = visit_at(work, Int32(0)), visit_at(work, Int32(1))
+    first_tile(state, before, (visit, upcoming))
+    for index in cutlass.range(1, work.tiles, unroll=1):
+        visit, upcoming = upcoming, visit_at(work, index + 1)
+        if is_partial(visit):
+            step(state, before + index, True, (visit, upcoming))
+        else:
+            step(state, before + index, False, (visit, upcoming))
 
 
 @cute.jit
@@ -295,10 +284,11 @@ def _here(row: Int32) -> Int32:
 
 
 @cute.jit
-def _last_tile(state: PrefillState, ends: Ends, last: Int32):
-    """Add values of tile `last`; wide heads find the ends of the rows meanwhile. Where no warpgroup passes over
+def _last_tile(state: PrefillState, ends: Ends):
+    """Add values of the last tile; wide heads find the ends of the rows meanwhile. Where no warpgroup passes over
     tiles, ptxas would keep the tile's number in vector registers for these ends, and compute descriptors there (see
     `_here`)."""
+    last = state.tiles_before + state.work.tiles - 1
     start_values(state, last)
     if const_expr(state.policy.ends_early):
         _end_rows(state, ends)

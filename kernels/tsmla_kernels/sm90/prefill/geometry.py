@@ -12,16 +12,13 @@ from tsmla.identity.variant import PrefillVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, swizzle_bytes
 from ...parts.hopper.storage import BARRIER_BYTES
+from ...prefill.visits import LIST_WORDS
 from .policy import PrefillPolicy, policy_of
 
 TASKS_AT = BARRIER_BYTES // 2
 """Where a CTA's tasks lie in shared memory, behind the barriers."""
 TASK_WORDS = 6
 """32-bit words of a task: a query tile's head and number, its sequence's rows and keys."""
-VISITS = 8
-"""With a key mask, visits that the loading warp tells ahead: more than stages of K, and the end of a task."""
-MASK_BITS = 32
-"""Keys of a word of a key mask."""
 SINGLE_TILES = 4
 """8-bit prefill: at most this many single-tile CTAs for each CTA slot are kept for the end of the grid."""
 SINGLE_SHARE = {128: 4, 192: 8}
@@ -35,11 +32,6 @@ SHORT_KEYS = 4096
 and have the same keys."""
 LONG_KEYS = 8192
 """Keys of a sequence, on average, up to which CTAs of 16 bits take several query tiles (`alone_if_long`)."""
-
-
-def words_of(tile_kv: int) -> int:
-    """Words of a key mask that have the keys of a tile, wherever in a word its first key is."""
-    return -(-(MASK_BITS - math.gcd(tile_kv, MASK_BITS) + tile_kv) // MASK_BITS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +94,9 @@ class PrefillGeometry:
         return (self.d_qk + self.d_v) * self.element_bytes
 
     @property
-    def visits_at(self) -> int:
-        """Where visits lie in shared memory, behind the tasks."""
-        return TASKS_AT + 4 * TASK_WORDS * self.tasks
+    def task_words(self) -> int:
+        """Words of a task; with a key mask, also those that say where its list of tiles is."""
+        return TASK_WORDS + (LIST_WORDS if self.policy.masked else 0)
 
     @property
     def transposes_values(self) -> bool:
@@ -132,6 +124,5 @@ class PrefillGeometry:
         assert self.d_v * self.element_bytes % 128 == 0, self
         for size in (self.q_bytes * 64 // self.tile_q, self.k_bytes, self.v_bytes):
             assert size % TILE_ALIGNMENT == 0, self
-        assert self.visits_at + 4 * VISITS <= BARRIER_BYTES, self
-        assert self.stages + 2 < VISITS and words_of(self.tile_kv) <= 4, self
+        assert TASKS_AT + 4 * self.task_words * self.tasks <= BARRIER_BYTES, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"

@@ -26,9 +26,9 @@ from ...parts.query import Map
 from ...prefill import tma
 from ...prefill.call import Copied, PrefillResults, results_of
 from ...prefill.tile_scheduler import Packs, packs_of, query_tile, tile_bound
+from ...prefill.visits import KeyMask, key_mask_of, launch_survey
 from .attend import attend
-from .geometry import LONG_KEYS, TASK_WORDS, TASKS_AT, PrefillGeometry
-from .key_mask import KeyMask, key_mask_of
+from .geometry import LONG_KEYS, TASKS_AT, PrefillGeometry
 from .load import load
 from .schedule import PrefillSchedule
 from .storage import Layouts, layouts_of, shared_of
@@ -74,6 +74,9 @@ class PrefillKernel:
         deal = deal_of(geometry, unlike, packs.rows, sequences, packs.heads, given.k.shape[1], given.processors)
         results = results_of(given, self.variant.lse)
         mask = key_mask_of(given, self.variant.masked)
+        if const_expr(mask is not None):
+            launch_survey(mask, packs, geometry.tile_q, geometry.tile_kv, given.pdl, given.stream)
+            given = given._replace(pdl=Int32(1))  # whatever comes before, attention depends on the survey
         copied = Copied(q_maps, k_maps, Map(*v_map))
         arguments = (copied, packs, deal, results, given.softmax_scale, mask, (mma_qk, mma_pv))
         ctas = deal.ctas + tiles - deal.tiles
@@ -129,20 +132,20 @@ class PrefillKernel:
         else:
             numbers = numbers_of(deal, cta)
             table = cute.make_tensor(
-                cute.recast_ptr(base + TASKS_AT, dtype=Int32), cute.make_layout((TASK_WORDS, geometry.tasks))
+                cute.recast_ptr(base + TASKS_AT, dtype=Int32), cute.make_layout((geometry.task_words, geometry.tasks))
             )
-            tasks = Tasks(geometry, causal, packs.heads_per_kv_head, numbers.count, table)
+            tasks = Tasks(geometry, causal, packs.heads_per_kv_head, numbers.count, table, listed=mask is not None)
             if warp < numbers.count:
                 tile = tile_of(
                     numbers.of(warp), alternating=deal.tiles, section_bytes=deal.section_bytes, one=deal.most == 1
                 )
                 with cute.arch.elect_one():
-                    tasks.write(warp, tile)
+                    tasks.write(warp, tile, mask)
         cute.arch.sync_threads()
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
             if warp == 0:
-                load(copied, shared, geometry, tasks, mask)
+                load(copied, shared, geometry, tasks)
             if const_expr(schedule.transpose_warps > 0):
                 if warp > 0 and warp <= schedule.transpose_warps:
                     transpose_values(shared, warp - 1, schedule.transpose_warps, tasks)

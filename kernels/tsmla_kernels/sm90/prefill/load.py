@@ -11,13 +11,10 @@ from cutlass import Int32, const_expr
 from ...parts.division import quotient
 from ...prefill import tma
 from ...prefill.call import Copied, rows_of
-from ...prefill.tile_scheduler import QueryTile
 from ...prefill.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
-from .key_mask import KeyMask, seen_and_whole
 from .storage import Shared
 from .tasks import Tasks
-from .visits import END, tell, visit_of
 
 
 class TaskBoxes(NamedTuple):
@@ -30,19 +27,13 @@ class TaskBoxes(NamedTuple):
 
 
 @cute.jit
-def load(
-    copied: Copied,
-    shared: Shared,
-    geometry: cutlass.Constexpr[PrefillGeometry],
-    tasks: Tasks,
-    mask: KeyMask | None,
-):
-    """Load Q, K and V of all tasks; with a key mask, those of tiles of which some row sees a key, and tell which."""
+def load(copied: Copied, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tasks: Tasks):
+    """Load Q, K and V of all tasks."""
     filled = Int32(0)
     tiles_before = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
         tile = tasks.tile(task)
-        work = tasks.work(tile)
+        work = tasks.work(task, tile)
         if work.tiles > 0:
             q, k, v = rows_of(copied, tile, quotient(tile.head, tasks.heads_per_kv_head))
             boxes = TaskBoxes(
@@ -50,42 +41,10 @@ def load(
                 k=_boxes(k, shared.k, (geometry.tile_kv, geometry.box_columns)),
                 v=((v[0], *tma.tiles_of(*v, (geometry.tile_kv, geometry.d_v), shared.v)),),
             )
-            loaded = work.tiles
-            if const_expr(mask is None):
-                load_task(boxes, shared, geometry, tile.tile, work, filled, tiles_before)
-            else:
-                loaded = load_seen_tiles(boxes, shared, geometry, tile, work, mask, filled, tiles_before, task)
-            filled += cutlass.min(loaded, 1)
-            tiles_before += loaded
-        if const_expr(mask is not None):
-            tell(shared.visits, tiles_before + task, Int32(END))
+            load_task(boxes, shared, geometry, tile.tile, work, filled, tiles_before)
+            filled += 1
+            tiles_before += work.tiles
     cute.arch.griddepcontrol_launch_dependents()
-
-
-@cute.jit
-def load_seen_tiles(
-    boxes: TaskBoxes, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tile: QueryTile, work: WorkRange,
-    mask: KeyMask, filled: Int32, tiles_before: Int32, task: Int32,
-) -> Int32:  # fmt: skip
-    """Load, with a key mask, Q of one task, if any tile is visited, and K and V of these tiles. Return how many they
-    are. `task` is the task's number; others as `load_task` has them."""
-    count, last = tiles_before, Int32(0)
-    for index in cutlass.range(work.tiles, unroll=1):
-        number = tile_at(work, index)
-        seen, whole = seen_and_whole(mask, geometry, tile.q, tile.tile, number)
-        if seen:
-            tell(shared.visits, count + task, visit_of(number, (index < work.masked) | ~whole))
-            if count == tiles_before:
-                for group in cutlass.range_constexpr(geometry.tile_q // 64):
-                    _fill_query(boxes.q, shared, geometry, tile.tile, filled, group)
-            _fill(boxes.k, shared.k_edge, count, number)
-            if count > tiles_before:
-                _fill(boxes.v, shared.v_edge, count - 1, last)
-            last = number
-            count += 1
-    if count > tiles_before:
-        _fill(boxes.v, shared.v_edge, count - 1, last)
-    return count - tiles_before
 
 
 @cute.jit
@@ -148,11 +107,12 @@ def _fill_query(
 
 
 @cute.jit
-def _fill(boxes, edge, count: Int32, number: Int32, work: WorkRange | None = None):
-    """Load tile `number` of the sequence, or, if `work` is given, the tile that it visits as number `number`, as number
-    `count` of all that the CTA loads. The tile of `work` is found behind the wait, where kernels were timed with it."""
+def _fill(boxes, edge, count: Int32, index: Int32, work: WorkRange):
+    """Load the tile that a task visits as number `index`, as number `count` of all that the CTA loads. Its number in
+    the sequence is computed behind the wait, where kernels were timed with it, but read before."""
+    number = tile_at(work, index) if const_expr(work.listed is not None) else None
     barrier = edge.acquire(count)
-    if const_expr(work is not None):
-        number = tile_at(work, number)
+    if const_expr(work.listed is None):
+        number = tile_at(work, index)
     for atom, stages, tiles in boxes:
         cute.copy(atom, tiles[None, number], stages[None, edge.stage(count)], tma_bar_ptr=barrier)

@@ -33,8 +33,9 @@ class PrefillPolicy:
     starts_early: a query tile's first keys and values (to be transposed) are loaded before its queries, and the queries
     as soon as the last scores of the tile before are there. With 16 bits the loop is slower for it.
     keys_fill_l2: the keys and values of about three query tiles for each SM, as many as prompts have, fill an L2.
-    masked: a key mask decides which tiles are visited, and the loading warp tells the others tile by tile. Nobody knows
-    how many there will be, so that nothing is done early, and no warpgroup passes over tiles by itself."""
+    reads_ahead: with a key mask, a tile's words are read while the tile before is in softmax, which holds registers
+    that 8 bits do not have (log, 56).
+    masked: a key mask decides which tiles are visited, all of which every warpgroup visits."""
 
     tile_q: int
     tile_kv: int
@@ -47,6 +48,7 @@ class PrefillPolicy:
     ends_early: bool = False
     starts_early: bool = False
     keys_fill_l2: bool = False
+    reads_ahead: bool = False
     masked: bool = False
 
     @property
@@ -56,8 +58,8 @@ class PrefillPolicy:
 
 
 POLICIES = {
-    (16, 128): PrefillPolicy(128, 128, 2, alone_if_long=True),
-    (16, 256): PrefillPolicy(128, 80, 2, lazy=True, ends_early=True, keys_fill_l2=True),
+    (16, 128): PrefillPolicy(128, 128, 2, alone_if_long=True, reads_ahead=True),
+    (16, 256): PrefillPolicy(128, 80, 2, lazy=True, ends_early=True, keys_fill_l2=True, reads_ahead=True),
     (8, 128): PrefillPolicy(192, 96, 3, 3, lazy=True, follows_if_long=True, short_last=True),
     (8, 256): PrefillPolicy(128, 96, 3, 2, lazy=True, ends_early=True, starts_early=True),
 }
@@ -69,6 +71,4 @@ def policy_of(variant: PrefillVariant) -> PrefillPolicy:
     policy = POLICIES[variant.dtype.bits, variant.d_v]
     if not variant.masked:
         return policy
-    return dataclasses.replace(
-        policy, masked=True, alone_if_long=False, short_last=False, ends_early=False, starts_early=False
-    )
+    return dataclasses.replace(policy, masked=True, alone_if_long=False, short_last=False, ends_early=False)

@@ -6,7 +6,7 @@ import dataclasses
 
 from ...limits import WARPGROUP, registers_at_launch
 from ...parts.edges import Copies, EdgeSpec, EdgeTable, Role, Warps
-from .geometry import TASKS_AT, VISITS, PrefillGeometry
+from .geometry import TASKS_AT, PrefillGeometry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,7 @@ class PrefillSchedule:
     @property
     def edges(self) -> EdgeTable:
         """Edges of the Hopper prefill. Each warpgroup's rows of the query are a stage. Where values have 8 bits, what
-        was loaded (`v`) is transposed (`values`); else it is multiplied as it is. With a key mask, whoever uses tiles
-        is told which they are (`visits`)."""
+        was loaded (`v`) is transposed (`values`); else it is multiplied as it is."""
         geometry, load = self.geometry, (Copies(self.load),)
         stages, attend, transpose = geometry.stages, (Warps(self.attend),), (Warps(self.transpose),)
         groups = self.attend_warpgroups
@@ -66,9 +65,6 @@ class PrefillSchedule:
         ]
         if self.transpose_warps:
             edges.append(EdgeSpec("values", transpose, attend, geometry.transposed_stages, geometry.v_bytes))
-        if geometry.policy.masked:
-            told = (*attend, *transpose) if self.transpose_warps else attend
-            edges.append(EdgeSpec("visits", (Warps(self.load),), told, VISITS, 4))
         return EdgeTable(tuple(edges), TASKS_AT)
 
     def check(self) -> None:

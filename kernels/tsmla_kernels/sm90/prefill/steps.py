@@ -16,10 +16,9 @@ from ...parts.hopper.softmax import exponentiate, scale_rows
 from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
 from ...prefill.tile_scheduler import QueryTile
-from ...prefill.work_range import WorkRange, tile_at
+from ...prefill.work_range import WorkRange, is_partial, tile_at, tile_of
 from .key_mask import MaskedRows, hide, read_words
 from .policy import PrefillPolicy
-from .visits import is_partial, tile_of
 
 
 class Edges(NamedTuple):
@@ -98,18 +97,25 @@ def start_values(state: PrefillState, count: Int32):
 
 
 @cute.jit
-def _hide(state: PrefillState, scores: cute.Tensor, count: Int32, visit: Int32 | None):
-    """Set to -inf what rows do not see of tile `count`'s scores; with a key mask, of the tile that `visit` tells of."""
+def _read_ahead(state: PrefillState, visits: tuple[Int32, Int32] | None):
+    """With a key mask, start reading what it says of the next tile, if some row may not see all of it: that takes
+    longer than the tile's scores."""
+    if const_expr(visits is not None and state.policy.reads_ahead):
+        read_words(state.masked, tile_of(visits[1]), is_partial(visits[1]))
+
+
+@cute.jit
+def _hide(state: PrefillState, scores: cute.Tensor, count: Int32, visits: tuple[Int32, Int32] | None):
+    """Set to -inf what rows do not see of tile `count`'s scores; with a key mask, the words of it are there."""
     view = rows_columns(scores)
-    if const_expr(state.masked is None):
+    if const_expr(visits is None):
         first_column = tile_at(state.work, count - state.tiles_before) * state.tile_kv
         mask_scores(
             view, state.coordinates, state.first_row, first_column, state.tile.q.length, state.tile.kv.length,
             state.causal,
         )  # fmt: skip
     else:
-        if is_partial(visit):
-            hide(view, state.coordinates, state.masked, tile_of(visit))
+        hide(view, state.coordinates, state.masked, tile_of(visits[0]))
 
 
 @cute.jit
@@ -151,32 +157,34 @@ def _round(state: PrefillState, scores: cute.Tensor):
 
 
 @cute.jit
-def first_tile(state: PrefillState, count: Int32, visit: Int32 | None = None):
-    """Make scores and softmax of the first tile. visit: with a key mask, what is told of it."""
+def first_tile(state: PrefillState, count: Int32, visits: tuple[Int32, Int32] | None = None):
+    """Make scores and softmax of the first tile. visits: with a key mask, its word and the next tile's."""
     scores = start_scores(state, count)
-    if const_expr(state.masked is not None):
-        read_words(state.masked, tile_of(visit), is_partial(visit))
+    if const_expr(visits is not None):
+        read_words(state.masked, tile_of(visits[0]), True)
     warpgroup.wait_group(0)
     have_scores(state, count)
-    _hide(state, scores, count, visit)
+    _hide(state, scores, count, visits)
+    _read_ahead(state, visits)
     _softmax(state, scores, state.may_hide_rows, True)
     _round(state, scores)
 
 
 @cute.jit
-def step(state: PrefillState, count: Int32, hides: cutlass.Constexpr, visit: Int32 | None = None):
+def step(state: PrefillState, count: Int32, hides: cutlass.Constexpr, visits: tuple[Int32, Int32] | None = None):
     """Make scores of tile `count` while the values of the tile before are added; then its softmax. hides: some row may
-    not see all of its keys. visit: with a key mask, what is told of the tile. Where a branch to rescale the output
+    not see all of its keys. visits: with a key mask, its word and the next tile's. Where a branch to rescale the output
     stands behind the conversions of 8 bits, these are put among the exponentials: of use to wide heads."""
     early = state.probabilities.element_type.width == 8 and cute.size(state.rows.output) > 64
     scores = start_scores(state, count)
     start_values(state, count - 1)
-    if const_expr(state.masked is not None):
-        read_words(state.masked, tile_of(visit), is_partial(visit))
+    if const_expr(hides and visits is not None and not state.policy.reads_ahead):
+        read_words(state.masked, tile_of(visits[0]), True)
     warpgroup.wait_group(1)
     have_scores(state, count)
     if const_expr(hides):
-        _hide(state, scores, count, visit)
+        _hide(state, scores, count, visits)
+    _read_ahead(state, visits)
     moves = _softmax(state, scores, hides and state.may_hide_rows, False)
     warpgroup.wait_group(0)
     state.edges.v.release(count - 1)

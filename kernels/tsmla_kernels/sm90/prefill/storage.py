@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import const_expr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import Numeric
 from tsmla.identity.dtype import bytes_of
 
 from ...limits import swizzle_bytes
 from ...parts.hopper.storage import BARRIER_BYTES
-from ...parts.pipeline import Barriers, Edge, TmaEdge, WarpEdge
-from .geometry import VISITS, PrefillGeometry
+from ...parts.pipeline import Barriers, TmaEdge, WarpEdge
+from .geometry import PrefillGeometry
 from .schedule import PrefillSchedule
-from .visits import Visits
 
 _SWIZZLES = {
     128: warpgroup.SmemLayoutAtomKind.K_SW128,
@@ -40,7 +39,6 @@ class Shared(NamedTuple):
     """Tiles as (rows, dim, stage or warpgroup) and the edges that fill them.
 
     `values` are V's tiles as (dim, rows, stage): transposed copies when V has 8 bits, else `v` itself, on its edge.
-    `visits`: with a key mask, the tiles that are visited.
     """
 
     q: cute.Tensor
@@ -51,7 +49,6 @@ class Shared(NamedTuple):
     k_edge: TmaEdge
     v_edge: TmaEdge
     values_edge: TmaEdge | WarpEdge
-    visits: Visits | None
 
 
 def layouts_of(geometry: PrefillGeometry, groups: int, dtype: type[Numeric]) -> Layouts:
@@ -101,10 +98,6 @@ def shared_of(
     else:
         values = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[1, 0, 2]))
         values_edge = v_edge
-    visits = None
-    if const_expr(geometry.policy.masked):
-        told = cute.recast_ptr(base + geometry.visits_at, dtype=Int32)
-        visits = Visits(cute.make_tensor(told, cute.make_layout(VISITS)), barriers.edge("visits", Edge))
     return Shared(
         q=tensor(BARRIER_BYTES, layouts.q, dtype),
         k=tensor(k_offset, layouts.k, dtype),
@@ -114,5 +107,4 @@ def shared_of(
         k_edge=barriers.edge("k", TmaEdge),
         v_edge=v_edge,
         values_edge=values_edge,
-        visits=visits,
     )

@@ -16,6 +16,7 @@ from ...parts.division import Divisor, divisor_of, quotient
 from ...parts.seqlen import Span
 from ...prefill.tile_bounds import L2_SECTION_BYTES
 from ...prefill.tile_scheduler import QueryTile
+from ...prefill.visits import LIST_WORDS, KeyMask, address_of, list_of
 from ...prefill.work_range import WorkRange, work_range
 from .geometry import FOLLOWING, SHORT_KEYS, SINGLE_SHARE, SINGLE_TILES, TASK_WORDS, PrefillGeometry
 
@@ -178,6 +179,7 @@ class Tasks:
         count: Int32 | int,
         table: cute.Tensor | None = None,
         one: QueryTile | None = None,
+        listed: bool = False,
     ):
         self.geometry = geometry
         self.causal = causal
@@ -185,6 +187,7 @@ class Tasks:
         self.count = count
         self.table = table
         self.one = one
+        self.listed = listed
 
     @property
     def _values(self) -> tuple:
@@ -203,11 +206,14 @@ class Tasks:
         causal = self.causal if isinstance(self.causal, bool) else made.pop()
         if self.one is not None:
             return Tasks(self.geometry, causal, made[0], self.count, one=made[1])
-        return Tasks(self.geometry, causal, *made)
+        return Tasks(self.geometry, causal, *made, listed=self.listed)
 
-    def write(self, task: Int32, tile: QueryTile) -> None:
+    def write(self, task: Int32, tile: QueryTile, mask: KeyMask | None) -> None:
         """Write a tile to the table; called by one lane."""
-        for index, word in enumerate((tile.head, tile.tile, *tile.q, *tile.kv)):
+        words = (tile.head, tile.tile, *tile.q, *tile.kv)
+        if mask is not None:
+            words = (*words, *list_of(mask, tile, self.geometry.tile_q))
+        for index, word in enumerate(words):
             self.table[index, task] = word
 
     def tile(self, task: Int32) -> QueryTile:
@@ -215,10 +221,14 @@ class Tasks:
         if self.one is not None:
             return self.one
         head, tile, *spans = (self.table[index, task] for index in range(TASK_WORDS))
-        return QueryTile(Boolean(True), head, tile, Span(*spans[:2]), Span(*spans[2:]))
+        return QueryTile(Boolean(True), head, tile, Span(*spans[:2]), Span(*spans[2:]), Int32(0))
 
-    def work(self, tile: QueryTile) -> WorkRange:
+    def work(self, task: Int32, tile: QueryTile) -> WorkRange:
+        """The KV tiles of task number `task`, which is `tile`."""
         geometry = self.geometry
+        if self.listed:
+            tiles, low, high = (self.table[TASK_WORDS + index, task] for index in range(LIST_WORDS))
+            return WorkRange(tiles, tiles, address_of(low, high))
         return work_range(
             tile.tile * geometry.tile_q, geometry.tile_q, geometry.tile_kv, tile.q.length, tile.kv.length, self.causal
         )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32
 
 from ...parts.hopper.transpose import transpose
 from .storage import Shared
 from .tasks import Tasks
-from .visits import END, told
 
 
 @cute.jit
@@ -18,16 +17,10 @@ def transpose_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, task
     dims of 32 keys of each."""
     assert cute.size(shared.v, mode=[0]) == 32 * parts, parts
     tiles = Int32(0)
-    if const_expr(shared.visits is None):
-        for task in cutlass.range(tasks.count, unroll=1):
-            tiles += tasks.work(tasks.tile(task)).tiles
-        for count in cutlass.range(tiles, unroll=1):
-            _transpose_tile(shared, part, count)
-    else:
-        for task in cutlass.range(tasks.count, unroll=1):
-            while told(shared.visits, tiles + task) != END:
-                _transpose_tile(shared, part, tiles)
-                tiles += 1
+    for task in cutlass.range(tasks.count, unroll=1):
+        tiles += tasks.work(task, tasks.tile(task)).tiles
+    for count in cutlass.range(tiles, unroll=1):
+        _transpose_tile(shared, part, count)
 
 
 @cute.jit
