@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import tsmla
 from decode_reference import LATENT, ROPE, Problem, Sight, judge, workspace
+from decode_rows import Scaled, Stored, cache_of_nan, judge_scaled
 from tsmla.identity.row_format import ROWS
 from tsmla.problems.lists import named_slots, random_lists, union_of
 from tsmla.problems.rows import numbers_in, stored_as
@@ -16,24 +17,26 @@ from tsmla.problems.rows import numbers_in, stored_as
 
 @dataclasses.dataclass
 class Chosen:
-    """One call. `alone` is the same attention over each token's own rows, which `judge` knows how to compute."""
+    """One call. `alone` is the same attention over each token's own rows, which `judge` knows how to compute; where
+    rows have a scale each, `scaled` is, which `judge_scaled` knows."""
 
     alone: Problem
-    kv_cache: torch.Tensor
-    query: torch.Tensor
+    kv_cache: torch.Tensor | tuple[torch.Tensor, ...]
+    query: torch.Tensor | tuple[torch.Tensor, ...]
     indices: torch.Tensor
     topk_length: torch.Tensor | None
+    scaled: Scaled | None = None
 
     def arguments(self, **changes: Any) -> dict[str, Any]:
         tokens, _, heads, _ = self.alone.query.shape
-        shape = self.query.shape[:-1]
+        shape = (*self.indices.shape[:-1], heads)
         needed = tsmla.decode_workspace_size(tokens, 1, heads, max(1, self.indices.shape[-1]))
         return {
             "query": self.query,
             "kv_cache": self.kv_cache,
             "workspace_buffer": workspace(needed),
             "kv_lora_rank": LATENT,
-            "qk_rope_head_dim": self.query.shape[-1] - LATENT,
+            "qk_rope_head_dim": self.alone.query.shape[-1] - LATENT,
             "block_tables": None,
             "seq_lens": None,
             "max_seq_len": None,
@@ -64,6 +67,9 @@ def make_chosen(
     lengths: list[int] | None = None,
     indices: torch.Tensor | None = None,
     rope: int = ROPE,
+    power_of_two: bool = True,
+    key_factor: float = 1.0,
+    query_factor: float = 1.0,
     **fields: Any,
 ) -> Chosen:
     """Random lists of slots for query tokens of this shape, of which a share is outside of the cache; rows that nobody
@@ -72,6 +78,7 @@ def make_chosen(
     row: the format of the cache's rows, if they are not of `dtype`.
     rope: columns of the rope piece, of rows of `dtype`.
     lengths: of each token's list; without, lists count whole.
+    power_of_two, key_factor, query_factor: of scales that lie apart; see `make_scaled`.
     """
     tokens = math.prod(shape)
     if indices is None:
@@ -82,18 +89,28 @@ def make_chosen(
     pool[used // page_size, used % page_size] = torch.randn(len(used), LATENT + rope).to(dtype)
     pool = pool.to("cuda")
     cache = numbers = pool[:, :page_size]
-    if row is not None:
+    if row is not None and not ROWS[row].apart:
         cache = stored_as(ROWS[row], pool)[:, :page_size]
         numbers = numbers_in(ROWS[row], cache)
-    rows = [numbers[found // page_size, found % page_size] for found in (own.to("cuda") for own in named)]
+    found = [own.to("cuda") for own in named]
+    rows = [numbers[own // page_size, own % page_size] for own in found]
     query = torch.randn(tokens, 1, heads, LATENT + rope, device="cuda").to(dtype)
     alone = Problem(
         query, rows, cache, indices, [len(own) for own in rows], sight=Sight(causal=False), **fields
     )  # fmt: skip
     given = None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device="cuda").view(shape)
-    return Chosen(
-        alone, cache, query.view(*shape, heads, -1), indices.to(torch.int32).to("cuda").view(*shape, top_k), given
-    )  # fmt: skip
+    lists = indices.to(torch.int32).to("cuda").view(*shape, top_k)
+    if row is not None and ROWS[row].apart:
+        kept = Stored.of(pool[:, :page_size].float(), power_of_two).times(key_factor)
+        cache = cache_of_nan(pages, page_size)
+        used = used.to("cuda")
+        for name, tensor in zip(("latent", "rope", "scales"), cache, strict=True):
+            tensor[used // page_size, used % page_size] = getattr(kept, name)[used // page_size, used % page_size]
+        queries = Stored.of(query.float(), power_of_two).times(query_factor)
+        scaled = Scaled(alone, queries, [kept[own // page_size, own % page_size] for own in found], cache)
+        pieces = tuple(x.view(*shape, *x.shape[2:]) for x in (queries.latent, queries.rope, queries.scales))
+        return Chosen(alone, cache, pieces, lists, given, scaled)
+    return Chosen(alone, cache, query.view(*shape, heads, -1), lists, given)
 
 
 def check_chosen(chosen: Chosen, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,7 +120,11 @@ def check_chosen(chosen: Chosen, **changes: Any) -> tuple[torch.Tensor, torch.Te
     torch.cuda.synchronize()
     assert out.shape == arguments["out"].shape and lse.shape == arguments["lse"].shape
     tokens = len(chosen.alone.query)
-    judge(chosen.alone, out.view(tokens, 1, *out.shape[-2:]), lse.view(tokens, 1, -1))
+    results = out.view(tokens, 1, *out.shape[-2:]), lse.view(tokens, 1, -1)
+    if chosen.scaled is None:
+        judge(chosen.alone, *results)
+    else:
+        judge_scaled(chosen.scaled, *results)
     return out, lse
 
 

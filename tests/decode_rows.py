@@ -99,7 +99,16 @@ def make_scaled(
     rows = [x.float() for x in problem.rows] if keys is None else keys
     queries = Stored.of(problem.query.float(), power_of_two).times(query_factor)
     kept = [Stored.of(own, power_of_two).times(key_factor) for own in rows]
-    pages = problem.kv_cache.shape[0]
+    cache = cache_of_nan(problem.kv_cache.shape[0], page_size, side_by_side)
+    for name, tensor in zip(("latent", "rope", "scales"), cache, strict=True):
+        put_keys(tensor, problem.block_tables, [getattr(own, name) for own in kept])
+    return Scaled(problem, queries, kept, cache)
+
+
+def cache_of_nan(
+    pages: int, page_size: int, side_by_side: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A cache full of NaN, scales, too, with gaps between rows and pages. side_by_side: views of rows of 640 bytes."""
     row = ROW_BYTES if side_by_side else LATENT + 16
     pool = torch.full((pages, page_size + 1, row), 0xFF, dtype=torch.uint8, device="cuda")[:, :page_size]
     latent = pool[..., :LATENT].view(E4M3)
@@ -108,9 +117,7 @@ def make_scaled(
     else:
         rope = torch.full((pages, page_size, ROPE + 8), math.nan, device="cuda").bfloat16()[..., :ROPE]
     scales = torch.full((pages, 3 * page_size + 1), math.nan, device="cuda")[:, 1::3]
-    for name, tensor in (("latent", latent), ("rope", rope), ("scales", scales)):
-        put_keys(tensor, problem.block_tables, [getattr(own, name) for own in kept])
-    return Scaled(problem, queries, kept, (latent, rope, scales))
+    return latent, rope, scales
 
 
 def rounds(arch: str, query_rows: int) -> bool:

@@ -109,9 +109,15 @@ def copy_vector(target: Int32, target_offset: int, source: Int64, source_offset:
     )  # fmt: skip
 
 
+def copy_word(target: Int32, source: Int64, size: Int32) -> None:
+    """`cp.async.ca.shared.global`: start copying 4 bytes of global memory to shared memory, by each lane. Of the
+    source, only `size` bytes are read; the others are zeros."""
+    _run("cp.async.ca.shared.global [$0], [$1], 4, $2;", target, source, size, has_side_effects=True)
+
+
 def arrive_behind_copies(barrier: Int32) -> None:
     """`cp.async.mbarrier.arrive.noinc.shared.b64`: arrive, for each lane, when the copies that it has started with
-    `copy_vector` are there."""
+    `copy_vector` and `copy_word` are there."""
     _run("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", barrier, has_side_effects=True)
 
 

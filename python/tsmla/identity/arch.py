@@ -78,7 +78,7 @@ _HOPPER = Facts(
     prefill_dims=_DIMS,
     deal=Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=132),
     gathered_dtypes=tuple(Dtype),
-    gathered_rows=("fp8_ds_mla", *_LATENT),
+    gathered_rows=("fp8_ds_mla", "snapmla", *_LATENT),
     masked_prefill=True,
 )
 _BLACKWELL = Facts(

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from cutlass.cutlass_dsl import select_
+from tsmla.identity.row_format import SCALE_BYTES
 
 from ...limits import VECTOR_BYTES
 from ..division import Divisor, divisor_of, quotient
-from ..ptx import copy_vector
+from ..ptx import copy_vector, copy_word
 from .visible import MOST, Viewers, seen_by_any
 
 NO_KEY = -1
@@ -55,10 +56,13 @@ class ListedKeys(NamedTuple):
 def listed_keys(given, rope_at: cutlass.Constexpr[int | None]) -> ListedKeys:
     """The keys of a call, on the host. given: what the call's table lists, by name: `block_tables` [requests, width]
     int32 lists keys of `kv_cache` [pages, page size, columns]. rope_at: the byte of a row that its rope piece begins
-    with, unless `rope_cache` [pages, page size, rope columns] has the rope pieces; None where rows are copied whole."""
+    with, unless `rope_cache` [pages, page size, rope columns] has the rope pieces; None where that always has them, or
+    rows are copied whole, and there is no such tensor."""
     cache = given.kv_cache
     slots = cutlass.min(Int64(cache.shape[0]) * cache.shape[1], Int64(MOST))
     rows, rope = _rows_of(cache), None
+    if const_expr(rope_at is None and given.rope_cache is not None):
+        rope = _rows_of(given.rope_cache)
     if const_expr(rope_at is not None):
         rope = rows._replace(start=rows.start + rope_at)
         if given.rope_cache.shape[0] > 0:
@@ -105,6 +109,28 @@ def place_of(keys: ListedKeys, rows: Rows, slot: Int32) -> Int32:
     page = quotient(known, keys.page_size)
     place = page * rows.page_vectors + (known - page * keys.page_size.value) * rows.row_vectors
     return Int32(select_(slot < 0, Int32(NO_KEY), place))
+
+
+@cute.jit
+def scale_of(keys: ListedKeys, scales: cute.Tensor, slot: Int32) -> Float32:
+    """The scale of a slot's row, of `scales` [pages, page size]; 0 where there is none."""
+    found = Float32(0.0)
+    if slot >= 0:
+        found = scales[_page_and_row(keys, slot)]
+    return found
+
+
+@cute.jit
+def copy_scale(keys: ListedKeys, scales: cute.Tensor, slot: Int32, target: Int32) -> None:
+    """Start copying the scale of a slot's row to shared memory, by each lane; 0 where there is none."""
+    size = Int32(select_(slot < 0, Int32(0), Int32(SCALE_BYTES)))
+    place = cute.domain_offset(_page_and_row(keys, cutlass.max(slot, 0)), scales).iterator
+    copy_word(target, place.toint(), size)
+
+
+def _page_and_row(keys: ListedKeys, slot: Int32) -> tuple[Int32, Int32]:
+    page = quotient(slot, keys.page_size)
+    return page, slot - page * keys.page_size.value
 
 
 @cute.jit

@@ -25,7 +25,7 @@ from ..results import Results
 from ..work.task import Task, border_tile, for_each_task
 from .finish import finish
 from .geometry import BLOCK, FEW_ROWS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
-from .scales import page_of_quarter, scales_of_quarter
+from .scales import brought_scales, page_of_quarter, scales_of_quarter
 from .schedule import TEAM_BARRIER
 from .storage import Shared, there_of
 from .tile import (
@@ -89,17 +89,20 @@ def _attend_task(
 
     Where rows lie apart, a warp reads the scales of its quarter of the keys into registers two of the team's tiles
     before it needs them, as early as the tiles are loaded; those of the first two tiles ahead of all else: behind the
-    tiles of a whole ring, they would come when these have. Their page is asked for three tiles before."""
+    tiles of a whole ring, they would come when these have. Their page is asked for three tiles before. Where keys are
+    gathered, their scales come with them."""
     query, view, heads, results, softmax_scale, source, scales = attending
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % TEAM_WARPS
     own = team + task.first_count & 1
     ahead, second, further = Int32(0), Int32(0), Int32(0)
-    if const_expr(geometry.apart):
+    reads_scales = const_expr(geometry.apart and not geometry.gathers)
+    if const_expr(reads_scales):
         pages = [page_of_quarter(source, task, own + i * TEAMS, warp) for i in range(2)]
         further = page_of_quarter(source, task, own + 2 * TEAMS, warp)
+    if const_expr(geometry.apart):
         query_scales = _query_scales(scales.queries, task, heads)
     given = _query_as_given(query, task, heads, warp, geometry)  # on its way while the rest begins
-    if const_expr(geometry.apart):
+    if const_expr(reads_scales):
         ahead = scales_of_quarter(geometry, source, scales.keys, pages[0], task, own, warp)
         second = scales_of_quarter(geometry, source, scales.keys, pages[1], task, own + TEAMS, warp)
     lane = lane_of(geometry, shared.exchange, team, warp)
@@ -129,7 +132,7 @@ def _attend_task(
     viewers = viewers_of(view, task, heads)
     for index in cutlass.range(own, task.tiles, TEAMS, unroll=1):
         now = None
-        if const_expr(geometry.apart):
+        if const_expr(reads_scales):
             now, ahead = ahead, second
             second = scales_of_quarter(geometry, source, scales.keys, further, task, index + 2 * TEAMS, warp)
             further = page_of_quarter(source, task, index + 3 * TEAMS, warp)
@@ -142,6 +145,8 @@ def _attend_task(
         if const_expr(geometry.gathers):
             told = there_of(shared, shared.kv_edge.stage(count))
             there = (told[0], told[1])
+            if const_expr(geometry.apart):
+                now = brought_scales(geometry, shared, shared.kv_edge.stage(count), warp)
         elif border_tile(task, tile, TILE_KV) | hides(view):
             wipe(geometry, state, stage, viewers, first_key)
         scores, logs, negative = scores_of(geometry, state, stage, first_key, now, there)

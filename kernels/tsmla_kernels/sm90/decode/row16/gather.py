@@ -1,6 +1,7 @@
 """Role `gather_few` of the Hopper decode of few rows: two warps that bring rows one by one, 16 bytes a lane.
 
-Rows lie one behind the other in shared memory, as they are stored. A key that is not there is zeros, its scales too.
+Rows lie one behind the other in shared memory, as they are stored; pieces that lie apart, as bulk copies would put
+them, and their scales in a place of their own. A key that is not there is zeros, its scales too.
 (A bulk copy for each row, by one warp, takes 5,500 clk a tile where these take less than memory does.)"""
 
 from __future__ import annotations
@@ -9,14 +10,25 @@ import functools
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ....limits import VECTOR_BYTES
 from ....parts.division import Divisor
-from ....parts.keys.listed import ListedKeys, entry_of, gather_whole, place_of, slot_of, tell_there
+from ....parts.keys.listed import (
+    Lines,
+    ListedKeys,
+    copy_scale,
+    entry_of,
+    gather,
+    gather_whole,
+    place_of,
+    slot_of,
+    tell_there,
+)
 from ....parts.keys.visible import Visibility, viewers_of
 from ..work.task import Task, for_each_task
-from .geometry import TILE_KV, FewRowsGeometry
+from .geometry import STRIP, TILE_KV, FewRowsGeometry
+from .scales import key_scale_at
 from .storage import Shared, there_of
 
 SHARE = 32
@@ -27,18 +39,18 @@ AT_ONCE = 8
 
 @cute.jit
 def gather_few(
-    source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry], view: Visibility, heads: Divisor,
-    gatherer: cutlass.Constexpr[int],
+    source: ListedKeys, scales: cute.Tensor | None, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
+    view: Visibility, heads: Divisor, gatherer: cutlass.Constexpr[int],
 ) -> None:  # fmt: skip
-    """Gather half of every tile's rows, as warp number `gatherer`."""
-    act = functools.partial(_gather_task, source, shared, geometry, view, heads, gatherer)
+    """Gather half of every tile's rows, as warp number `gatherer`. scales: those of keys, where they lie apart."""
+    act = functools.partial(_gather_task, source, scales, shared, geometry, view, heads, gatherer)
     for_each_task(shared.dealt, act, Int32(0))
 
 
 @cute.jit
 def _gather_task(
-    source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry], view: Visibility, heads: Divisor,
-    gatherer: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
+    source: ListedKeys, scales: cute.Tensor | None, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
+    view: Visibility, heads: Divisor, gatherer: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
     """Gather a task's rows, and tell which keys are there. Entries of the table are read a tile ahead."""
     viewers, edge = viewers_of(view, task, heads), shared.kv_edge
@@ -52,8 +64,17 @@ def _gather_task(
         stage = edge.stage(count)
         tell_there(there_of(shared, stage, gatherer), (slot,))
         edge.hand_over(count)
-        target = shared.stages + stage * geometry.stage_bytes + gatherer * (SHARE * geometry.row_bytes)
+        target = shared.stages + stage * geometry.stage_bytes
         place = place_of(source, source.rows, slot)
-        gather_whole(source.rows.start, place, geometry.row_bytes // VECTOR_BYTES, target, AT_ONCE)
+        if const_expr(geometry.apart):
+            latent, rope = (Lines(STRIP, geometry.stored.piece(name).bytes // STRIP) for name in ("latent", "rope"))
+            first = gatherer * SHARE
+            copy_scale(source, scales, slot, key_scale_at(shared, stage, first + cute.arch.lane_idx()))
+            gather(source.rows.start, place, latent, target, first, SHARE)
+            behind = target + geometry.rope_at
+            gather(source.rope.start, place_of(source, source.rope, slot), rope, behind, first, SHARE)
+        else:
+            target = target + gatherer * (SHARE * geometry.row_bytes)
+            gather_whole(source.rows.start, place, geometry.row_bytes // VECTOR_BYTES, target, AT_ONCE)
         edge.arrive_behind_copies(count)
     return kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tsmla.identity.row_format import RowFormat
+from tsmla.identity.row_format import SCALE_BYTES, RowFormat
 from tsmla.identity.variant import Dtype
 
 from ....limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
@@ -33,8 +33,8 @@ STRIP = 128
 class FewRowsGeometry:
     """Sizes of the Hopper decode of few rows. Rows lie in shared memory as they are stored, one behind the other. Where
     pieces lie `apart`, each is lines of 128 bytes that bulk copies swizzle, those of 8 keys one behind the other: all
-    strips of 8 keys of the latent piece before those of the next 8; behind all of them, the rope piece. Scales then do
-    not come to shared memory."""
+    strips of 8 keys of the latent piece before those of the next 8; behind all of them, the rope piece. Scales then
+    come to shared memory only where keys are gathered, to a place of their own."""
 
     stored: RowFormat
     gathers: bool = False
@@ -123,8 +123,22 @@ class FewRowsGeometry:
         return 0 if self.apart else TEAMS * TEAM_WARPS * FEW_ROWS * 4
 
     @property
-    def shared_bytes(self) -> int:
+    def brings_scales(self) -> bool:
+        """Whether scales that lie apart come to shared memory: found by the slots of keys, as their rows are."""
+        return self.apart and self.gathers
+
+    @property
+    def key_scales_at(self) -> int:
         return self.largest_at + self.largest_bytes
+
+    @property
+    def key_scales_bytes(self) -> int:
+        """Bytes of the scales of each stage's keys, in all."""
+        return STAGES * TILE_KV * SCALE_BYTES if self.brings_scales else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.key_scales_at + self.key_scales_bytes
 
     def check(self) -> None:
         assert self.stored.value_columns == TEAM_WARPS * STRIP and self.stored.piece("latent").dtype is Dtype.E4M3, self
@@ -139,6 +153,5 @@ class FewRowsGeometry:
             assert scales.columns == STRIP and self.scales_at is not None, self
             assert self.row_bytes % 128 == 16, f"rows of {self.row_bytes} bytes do not begin four banks apart"
             assert all(at % 16 == 0 for at in (self.rope_at, self.scales_at)) and self.stage_bytes % 128 == 0, self
-        assert not (self.gathers and self.apart), f"rows that lie apart are not gathered yet: {self}"
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self
         assert TEAMS * self.exchange_bytes >= TEAM_WARPS * FEW_ROWS * STRIP * 4, self

@@ -36,8 +36,8 @@ from .storage import shared_of
 
 
 class FewRowsKeys(NamedTuple):
-    """A call's keys as the kernel is told of them: the cache, tensor maps and scales where pieces lie apart, and where
-    the keys lie."""
+    """A call's keys as the kernel is told of them: the cache; tensor maps where pieces lie apart and are not gathered;
+    scales where these lie apart; and where the keys lie."""
 
     cache: cute.Tensor
     maps: Maps | None
@@ -56,10 +56,12 @@ class FewRowsKernel:
 
     def keys(self, given, source: KeySource | ListedKeys) -> FewRowsKeys:
         """Make the tensor maps, if there are any, on the host. given: what the call's table lists, by name."""
-        if not self.geometry.apart:
-            return FewRowsKeys(given.kv_cache, None, None, source)
-        maps = maps_of(self.geometry, given.kv_cache, given.rope_cache)
-        return FewRowsKeys(given.kv_cache, maps, RowScales(given.scale_cache, given.query_scales), source)
+        maps = scales = None
+        if self.geometry.apart:
+            scales = RowScales(given.scale_cache, given.query_scales)
+            if not self.geometry.gathers:
+                maps = maps_of(self.geometry, given.kv_cache, given.rope_cache)
+        return FewRowsKeys(given.kv_cache, maps, scales, source)
 
     @cute.jit
     def launch(self, told: tuple, given):
@@ -78,7 +80,7 @@ class FewRowsKernel:
     ):
         schedule, geometry = self.schedule, self.geometry
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if const_expr(geometry.apart):
+        if const_expr(keys.maps is not None):
             if warp == LOAD_WARP:
                 for found in (keys.maps.latent_tile, keys.maps.rope_tile):
                     cpasync.prefetch_descriptor(found.atom)
@@ -99,7 +101,8 @@ class FewRowsKernel:
             elif const_expr(geometry.gathers):
                 for gatherer in cutlass.range_constexpr(len(GATHER_WARPS)):
                     if warp == GATHER_WARPS[gatherer]:
-                        gather_few(keys.source, shared, geometry, view, terms.heads, gatherer)
+                        key_scales = keys.scales.keys if const_expr(geometry.apart) else None
+                        gather_few(keys.source, key_scales, shared, geometry, view, terms.heads, gatherer)
                         cute.arch.griddepcontrol_launch_dependents()
             elif warp == LOAD_WARP:
                 if const_expr(geometry.apart):

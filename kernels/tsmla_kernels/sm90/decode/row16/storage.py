@@ -17,13 +17,15 @@ from .schedule import FewRowsSchedule
 
 class Shared(NamedTuple):
     """What the roles see of a CTA's shared memory: addresses of the first stage, of the teams' exchange, of the ends of
-    rows, of their queries' largest numbers, and of what is told of keys that are there; edges and tasks."""
+    rows, of their queries' largest numbers, of what is told of keys that are there, and of keys' scales; edges and
+    tasks."""
 
     stages: Int32
     exchange: Int32
     ends: Int32
     largest: Int32
     there: Int32
+    key_scales: Int32
     kv_edge: TmaEdge | LaneCopiesEdge
     dealt: Dealt
 
@@ -45,6 +47,7 @@ def shared_of(schedule: FewRowsSchedule, base: cute.Pointer, barriers: Barriers)
         ends=(base + geometry.ends_at).toint(),
         largest=(base + geometry.largest_at).toint(),
         there=(base + THERE_AT).toint(),
+        key_scales=(base + geometry.key_scales_at).toint(),
         kv_edge=barriers.edge("kv", LaneCopiesEdge if geometry.gathers else TmaEdge),
         dealt=Dealt(tasks, barriers.edge("dealt", WarpEdge)),
     )

@@ -29,7 +29,7 @@ class DecodeSchedule:
     | 8 bits | load | clean; bring keys' scales, if any | deal | attend | transpose values | none |
     | converted | load | nothing | deal | attend | convert, clean | convert, clean |
     | gathered, 16 bits | 3: load query | tell which keys are there | deal | attend | gather | none |
-    | gathered, 8 bits | gather | tell which keys are there | deal | attend | transpose values | none |
+    | gathered, 8 bits | gather | tell what is there; bring scales, if any | deal | attend | transpose values | none |
     | converted, CTAs in pairs | 3: load query, rope pieces | nothing | deal | attend | load, convert, clean | none |"""
 
     geometry: DecodeGeometry
@@ -76,7 +76,10 @@ class DecodeSchedule:
 
     @property
     def clean(self) -> Role:
-        return Role("tell_rows" if self.geometry.gathers else "clean", (CLEAN_WARP,), self.load_registers)
+        name = "clean"
+        if self.geometry.gathers:
+            name = "tell_scaled_rows" if self.geometry.scaled else "tell_rows"
+        return Role(name, (CLEAN_WARP,), self.load_registers)
 
     @property
     def deal(self) -> Role:

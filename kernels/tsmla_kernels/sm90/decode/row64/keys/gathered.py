@@ -156,9 +156,16 @@ def _tell_task(
         count, key = task.first_count + index, first_key + index * TILE_KV
         slots = tuple(slot_of(source, entry, key + 32 * half) for half, entry in enumerate(ahead))
         ahead = entries_of(source, viewers, key + TILE_KV, TILE_KV)
-        for strip in cutlass.range_constexpr(geometry.latent_strips):
-            shared.edges.landed[strip].wait_full(count)
-            if const_expr(strip == 0):  # whoever read what is told of the tile before has left its first strip
-                tell_there(shared.exchange.there[None, shared.edges.kv[0].stage(count)], slots)
-            shared.edges.kv[strip].publish(count)
+        hand_over_tile(shared, geometry, count, slots)
     return kept
+
+
+@cute.jit
+def hand_over_tile(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], count: Int32, slots: tuple) -> None:
+    """Tell which keys of tile number `count` are there, from the slots of this lane's, and hand its strips over as they
+    land."""
+    for strip in cutlass.range_constexpr(geometry.latent_strips):
+        shared.edges.landed[strip].wait_full(count)
+        if const_expr(strip == 0):  # whoever read what is told of the tile before has left its first strip
+            tell_there(shared.exchange.there[None, shared.edges.kv[0].stage(count)], slots)
+        shared.edges.kv[strip].publish(count)

@@ -102,15 +102,21 @@ def _bring(
         seen = Boolean(True)
         if is_border:
             seen = seen_by_any(viewers, tile * geometry.tile_kv + key)
-        folded = fold(scales[half], seen, anchor, inverse_of(anchor))
-        for word in cutlass.range_constexpr(FOLDED_WORDS):
-            shared.exchange.folded[word][key % 2, key // 2, stage] = folded[word]
+        put_folded(shared, stage, key, scales[half], seen, anchor)
     cute.arch.sync_warp()
     shared.edges.scales.hand_over(count)
     if is_border:
         clean_tile(shared, geometry, task, viewers, index, borders, lane)
         borders += 1
     return borders
+
+
+@cute.jit
+def put_folded(shared: Shared, stage: Int32, key: Int32, scale: Float32, seen: Boolean, anchor: Float32) -> None:
+    """Write what scores and sums need of the scale of key number `key` of the tile in a stage."""
+    folded = fold(scale, seen, anchor, inverse_of(anchor))
+    for word in cutlass.range_constexpr(FOLDED_WORDS):
+        shared.exchange.folded[word][key % 2, key // 2, stage] = folded[word]
 
 
 @cute.jit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..geometry import PAIR, DecodeGeometry
 from .converted import ConvertedStream
 from .gathered import GatheredStream, GatheredTransposedStream
+from .gathered_scaled import GatheredScaledStream
 from .gathered_stored import GatheredConvertedStream
 from .paired import PairedStream
 from .scaled import ScaledStream
@@ -16,6 +17,8 @@ def stream_of(geometry: DecodeGeometry) -> KeyStream:
     """The stream of keys that a kernel of these sizes has."""
     if geometry.gathers and geometry.converts:
         return GatheredConvertedStream(geometry)
+    if geometry.gathers and geometry.scaled:
+        return GatheredScaledStream(geometry)
     if geometry.gathers:
         return GatheredTransposedStream(geometry) if geometry.transposes else GatheredStream(geometry)
     if geometry.ctas == PAIR:
