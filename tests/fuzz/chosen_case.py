@@ -81,7 +81,15 @@ class ChosenCase(Plain):
     schedule: Schedule = Schedule()
     manner: Manner = Manner()
 
-    rows_apart = quantises = False
+    @property
+    def rows_apart(self) -> bool:
+        """Whether the cache has three tensors."""
+        return self.rows is not None and ROWS[self.rows].apart
+
+    @property
+    def quantises(self) -> bool:
+        """Whether the query is bf16 and the cache needs one with scales."""
+        return self.rows_apart and not self.scaling.quantised
 
     @property
     def tokens(self) -> int:
@@ -160,7 +168,7 @@ def chosen_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Cho
         lengths=lengths,
         by_request=by_request,
         wide_lengths=wide,
-        cache_dims=draw(st.sampled_from((3, 4))),
+        cache_dims=3 if variant.row.apart else draw(st.sampled_from((3, 4))),
         page_gap=draw(st.sampled_from((0, 0, 1, 5))),
         list_gap=draw(st.sampled_from((0, 0, 1, 3))),
         lse=draw(st.booleans()),

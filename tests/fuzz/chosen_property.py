@@ -13,23 +13,22 @@ from tsmla.identity.support import LATENT_DIM
 from tsmla.problems.lists import named_slots, random_lists, union_of
 
 from .chosen_case import LSES, ChosenCase
-from .decode_case import QUERIES, SCORED
-from .decode_inputs import Queries, cache_of, numbers_of, query_of
-from .decode_property import in_two_tensors, ordered
+from .decode_case import SCORED
+from .decode_inputs import Keys, Queries, cache_of, numbers_of, query_of
+from .decode_property import ordered, put_cache, put_query
 from .guarded import Guarded, contiguous
 from .places import Place
 from .reference_attention import Rows, attend, judge, judge_extreme, precision, tells_apart, with_sinks
 
 
 class Inputs(NamedTuple):
-    """On the CPU: query, the cache [pages, page, elements of a row] and the numbers [slots, columns] of its rows, lists
-    [tokens, top_k], and the slots that each token's list names, in order and as often as they stand there."""
+    """On the CPU: query, tensors of the cache by name, lists [tokens, top_k], and the keys that each token's list
+    names, in order and as often as they stand there."""
 
     query: Queries
-    cache: torch.Tensor
-    numbers: torch.Tensor
+    cache: dict[str, torch.Tensor]
     lists: torch.Tensor
-    named: list[torch.Tensor]
+    keys: list[Keys]
 
 
 def drawn(case: ChosenCase, arch: str) -> Inputs:
@@ -59,7 +58,12 @@ def drawn(case: ChosenCase, arch: str) -> Inputs:
     places = [[divmod(slot, case.page) for slot in own.tolist()] for own in named]
     stored = cache_of(case, cache.view(case.pages, case.page, case.columns), places, generator)
     numbers = numbers_of(case, stored, case.batch_invariant or rounds(arch, case.heads)).flatten(0, 1)
-    return Inputs(query_of(case, query), stored["cache"], numbers, lists.to(torch.int32), named)
+    scales = stored["scale_cache"].flatten().double() if case.rows_apart else None
+    keys = [
+        Keys(numbers[own], None if scales is None else scales[own], torch.ones(len(own), dtype=torch.bool))
+        for own in named
+    ]
+    return Inputs(query_of(case, query), stored, lists.to(torch.int32), keys)
 
 
 def check(case: ChosenCase, place: Place) -> None:
@@ -80,17 +84,25 @@ def check(case: ChosenCase, place: Place) -> None:
     on_hopper = place.device and place.arch == "sm_90a"
     in_16_bits = place.arch == "sm_90a" and case.torch_dtype == torch.bfloat16
     given_precision = precision(case.torch_dtype, out.dtype, on_hopper, False, in_16_bits)
-    parts = []
-    for query, named in zip(inputs.query.numbers.flatten(0, -3), inputs.named, strict=True):
-        keys, seen = inputs.numbers[named], torch.ones(case.heads, len(named), dtype=torch.bool)
-        parts.append(attend(query, keys, keys[:, :LATENT_DIM], seen, case.softmax_scale, given_precision.score))
+    parts, tokens, flat_out = [], [], out.flatten(0, -3)
+    for token, (query, keys) in enumerate(zip(inputs.query.numbers.flatten(0, -3), inputs.keys, strict=True)):
+        if keys.scales is not None and (keys.counted & keys.spoiling).any():
+            assert case.sinks is not None or flat_out[token].isnan().all(), f"token {token}: not NaN, but a scale is"
+            continue
+        tokens.append(token)
+        seen, rows = keys.counted.expand(case.heads, -1), keys.numbers
+        parts.append(
+            attend(query, rows, rows[:, :LATENT_DIM], seen, case.softmax_scale, given_precision.score, keys.scales)
+        )
+    if not parts:
+        return
     if lse is not None:
         assert lse.shape == out.shape[:-1]
-        lse = lse.flatten().double() * (math.log(2) if case.lse_base == 2 else 1)
-    sinks = None if case.sinks is None else torch.tensor(case.sinks).repeat(case.tokens)
+        lse = lse.flatten(0, -2)[tokens].flatten().double() * (math.log(2) if case.lse_base == 2 else 1)
+    sinks = None if case.sinks is None else torch.tensor(case.sinks).repeat(len(tokens))
     expected = with_sinks(Rows.joined(parts), sinks, case.lse_includes_sink)
     judged = judge if tells_apart(expected, given_precision) else judge_extreme
-    judged(expected, out.flatten(0, -2), lse, case.output_scale, given_precision)
+    judged(expected, flat_out[tokens].flatten(0, 1), lse, case.output_scale, given_precision)
 
 
 def arranged(case: ChosenCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict[str, Any]]:
@@ -107,19 +119,7 @@ def arranged(case: ChosenCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         memory[name] = Guarded(shape, dtype, strides, None, 16 * case.offset)
         return memory[name].tensor
 
-    layouts, packed = QUERIES[case.query], len(case.shape) == 1
-    pieces = []
-    for name, piece, (order, gap) in zip(("query", "q_pe"), inputs.query.given, layouts, strict=False):
-        dims = [dim - packed for dim in order if dim >= packed]
-        strides = ordered(piece.shape[:-1], dims, piece.shape[-1] + gap)
-        pieces.append(put(name, piece, (*strides, 1), 16 * case.offset))
-    if case.apart:
-        cache: Any = in_two_tensors(case, inputs.cache.split((LATENT_DIM, case.rope), -1), put)
-    else:
-        content = inputs.cache if case.rows is None or case.scaling.as_bytes else inputs.cache.view(torch.float8_e4m3fn)
-        content = content if case.cache_dims == 3 else content[:, None]
-        page = (case.page + case.page_gap) * content.shape[-1]
-        cache = put("kv_cache", content, (page, *contiguous(tuple(content.shape))[1:]), 16 * case.offset)
+    query, cache = put_query(case, inputs.query.given, put), put_cache(case, inputs.cache, put)
     lists = inputs.lists.view(*case.shape, case.top_k)
     row = case.top_k + case.list_gap
     list_strides = (*(stride * row for stride in contiguous(case.shape)), 1)
@@ -136,8 +136,8 @@ def arranged(case: ChosenCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         lse = space("lse", (*case.shape, case.heads), torch.float32, strides)
     size = tsmla.decode_workspace_size(case.tokens, 1, case.heads, max(1, case.top_k)) + case.spare
     return memory, {
-        "query": tuple(pieces) if len(pieces) > 1 else pieces[0],
-        "kv_cache": cache,
+        "query": query if len(query) > 1 else query[0],
+        "kv_cache": cache if len(cache) > 1 else cache[0],
         "workspace_buffer": space("workspace", (size,), getattr(torch, case.workspace)),
         "kv_lora_rank": LATENT_DIM,
         "qk_rope_head_dim": case.rope,

@@ -10,6 +10,7 @@ import torch
 import tsmla
 from tsmla.identity.support import LATENT_DIM
 
+from .chosen_case import ChosenCase
 from .decode_case import LSES, QUERIES, DecodeCase
 from .decode_inputs import Inputs, drawn
 from .guarded import Guarded, contiguous
@@ -105,8 +106,8 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         lse = memory["lse"].tensor
     sinks = None if case.sinks is None else put("sinks", torch.tensor(case.sinks))
     return memory, {
-        "query": tensors if len(tensors := _query(case, inputs.query.given, put)) > 1 else tensors[0],
-        "kv_cache": tensors if len(tensors := _cache(case, inputs.cache, put)) > 1 else tensors[0],
+        "query": tensors if len(tensors := put_query(case, inputs.query.given, put)) > 1 else tensors[0],
+        "kv_cache": tensors if len(tensors := put_cache(case, inputs.cache, put)) > 1 else tensors[0],
         "workspace_buffer": space("workspace", (size,), getattr(torch, case.workspace)),
         "kv_lora_rank": LATENT_DIM,
         "qk_rope_head_dim": case.rope,
@@ -136,7 +137,9 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
     }
 
 
-def _query(case: DecodeCase, given: tuple[torch.Tensor, ...], put: Callable[..., torch.Tensor]) -> tuple:
+def put_query(
+    case: DecodeCase | ChosenCase, given: tuple[torch.Tensor, ...], put: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
     """The query, or its pieces, where the case has them."""
     layouts = QUERIES[case.query]
     pieces, scales = given[:2], given[2:]
@@ -166,7 +169,9 @@ def ordered(shape: torch.Size, order: list[int], innermost: int) -> tuple[int, .
     return tuple(strides)
 
 
-def _cache(case: DecodeCase, cache: dict[str, torch.Tensor], put: Callable[..., torch.Tensor]) -> tuple:
+def put_cache(
+    case: DecodeCase | ChosenCase, cache: dict[str, torch.Tensor], put: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
     """The cache's tensor, or its two or three."""
     first = cache["cache"]
     if len(cache) > 1:
@@ -182,7 +187,7 @@ def _cache(case: DecodeCase, cache: dict[str, torch.Tensor], put: Callable[..., 
 
 
 def _cache_apart(
-    case: DecodeCase, cache: dict[str, torch.Tensor], put: Callable[..., torch.Tensor]
+    case: DecodeCase | ChosenCase, cache: dict[str, torch.Tensor], put: Callable[..., torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """Three tensors, of which the first two may share rows."""
     latent, rope, scales = cache["cache"], cache["rope_cache"], cache["scale_cache"]

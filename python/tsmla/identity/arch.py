@@ -89,7 +89,7 @@ _BLACKWELL = Facts(
     deal=Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
     few_rows_deal=Deal(row_tile=64, tile_kv=64, overhead=8, least=2, split=8, draw=19),
     gathered_dtypes=tuple(Dtype),
-    gathered_rows=("fp8_ds_mla", *_LATENT),
+    gathered_rows=("fp8_ds_mla", "snapmla", *_LATENT),
 )
 UNKNOWN = dataclasses.replace(_HOPPER, gpus={}, ships=False, prefill={}, prefill_dims={}, decode=(), decode_rows={})
 """An architecture that has no kernels."""

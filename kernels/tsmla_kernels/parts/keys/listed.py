@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Int32, Int64, const_expr
 from cutlass.cutlass_dsl import select_
-from tsmla.identity.row_format import SCALE_BYTES
 
 from ...limits import VECTOR_BYTES
 from ..division import Divisor, divisor_of, quotient
-from ..ptx import copy_vector, copy_word
+from ..ptx import copy_vector
 from .visible import MOST, Viewers, seen_by_any
 
 NO_KEY = -1
@@ -111,24 +110,8 @@ def place_of(keys: ListedKeys, rows: Rows, slot: Int32) -> Int32:
     return Int32(select_(slot < 0, Int32(NO_KEY), place))
 
 
-@cute.jit
-def scale_of(keys: ListedKeys, scales: cute.Tensor, slot: Int32) -> Float32:
-    """The scale of a slot's row, of `scales` [pages, page size]; 0 where there is none."""
-    found = Float32(0.0)
-    if slot >= 0:
-        found = scales[_page_and_row(keys, slot)]
-    return found
-
-
-@cute.jit
-def copy_scale(keys: ListedKeys, scales: cute.Tensor, slot: Int32, target: Int32) -> None:
-    """Start copying the scale of a slot's row to shared memory, by each lane; 0 where there is none."""
-    size = Int32(select_(slot < 0, Int32(0), Int32(SCALE_BYTES)))
-    place = cute.domain_offset(_page_and_row(keys, cutlass.max(slot, 0)), scales).iterator
-    copy_word(target, place.toint(), size)
-
-
-def _page_and_row(keys: ListedKeys, slot: Int32) -> tuple[Int32, Int32]:
+def page_and_row(keys: ListedKeys, slot: Int32) -> tuple[Int32, Int32]:
+    """Where in its cache a slot is."""
     page = quotient(slot, keys.page_size)
     return page, slot - page * keys.page_size.value
 

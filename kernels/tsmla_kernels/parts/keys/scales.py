@@ -24,8 +24,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.cutlass_dsl import select_
+from tsmla.identity.row_format import SCALE_BYTES
 
 from ..division import Divisor, quotient
+from ..ptx import copy_word
+from .listed import ListedKeys, entry_of, page_and_row, slot_of
 from .source import KeySource, exists
 from .visible import Viewers
 
@@ -70,6 +73,37 @@ def key_scale(source: KeySource, keys: cute.Tensor, page: Int32, key: Int32) -> 
     if exists(source, page):
         found = keys[page, key & (source.page_size - 1)]
     return found
+
+
+@cute.jit
+def slot_scale(listed: ListedKeys, keys: cute.Tensor, slot: Int32) -> Float32:
+    """The scale of a slot's row; 0 where there is no row."""
+    found = Float32(0.0)
+    if slot >= 0:
+        found = keys[page_and_row(listed, slot)]
+    return found
+
+
+@cute.jit
+def copy_slot_scale(listed: ListedKeys, keys: cute.Tensor, slot: Int32, target: Int32) -> None:
+    """Start copying the scale of a slot's row to shared memory, by each lane; 0 where there is no row."""
+    size = Int32(select_(slot < 0, Int32(0), Int32(SCALE_BYTES)))
+    place = cute.domain_offset(page_and_row(listed, cutlass.max(slot, 0)), keys).iterator
+    copy_word(target, place.toint(), size)
+
+
+@cute.jit
+def listed_anchor(listed: ListedKeys, keys: cute.Tensor, viewers: Viewers, first_key: Int32, count: Int32) -> Float32:
+    """The anchor of `count` keys from `first_key` on, by a warp: that of the first positive and finite scale in their
+    order. Lists may begin with many entries that name no key."""
+    scale, done = Float32(0.0), Int32(0)
+    while (scale == 0.0) & (done < count):
+        key = first_key + done + cute.arch.lane_idx()
+        own = slot_scale(listed, keys, slot_of(listed, entry_of(listed, viewers, key), key))
+        says = cute.arch.vote_ballot_sync((own > 0.0) & (own < Float32.inf))
+        found = cute.arch.shuffle_sync(own, cute.arch.popc((says & -says) - 1) & 31)
+        scale, done = Float32(select_(says != 0, found, Float32(0.0))), done + 32
+    return anchor_of(scale)
 
 
 def deciding_key(viewers: Viewers, first_tile_key: Int32) -> Int32:

@@ -35,7 +35,7 @@ from .geometry import LARGE_KEYS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 from .keys.convert import convert_keys
 from .keys.gather import gather_keys, gather_values, tell_rows
 from .keys.load import KeyMaps, Maps, load_keys, load_queries, load_values
-from .keys.scales import load_scales
+from .keys.scales import load_listed_scales, load_scales
 from .mma import Products, multiply
 from .schedule import START_BARRIER, DecodeSchedule
 from .softmax import attend
@@ -150,7 +150,7 @@ class AttentionKernel:
         cute.arch.griddepcontrol_wait()
         start = (barriers, base, kv_cache, listed, view, terms)
         if const_expr(geometry.converts or geometry.gathers):
-            self._bring_and_attend(warp, start, query, results, scale_log2)
+            self._bring_and_attend(warp, start, query, scales, results, scale_log2)
         else:
             self._load_and_attend(warp, start, query, maps, v_maps, scales, results, scale_log2)
 
@@ -224,7 +224,15 @@ class AttentionKernel:
                 load_scales(shared, geometry, scales.keys, assignment)
 
     @cute.jit
-    def _bring_and_attend(self, warp: Int32, start: tuple, query: Query, results: RowResults, scale_log2: Float32):
+    def _bring_and_attend(
+        self,
+        warp: Int32,
+        start: tuple,
+        query: Query,
+        scales: RowScales | None,
+        results: RowResults,
+        scale_log2: Float32,
+    ):
         """Run the roles where warps convert or gather rows. Each asks on its own what there is to do, behind the move
         of registers: numbers that live across it must be in registers that all roles have, and ptxas spills them."""
         geometry, schedule = self.geometry, self.schedule
@@ -232,7 +240,7 @@ class AttentionKernel:
             cute.arch.setmaxregister_increase(schedule.registers.attend)
             shared, assignment = self._started(*start)
             shared = self._with_tensor_memory(shared, start[1])
-            attend(geometry, self.probabilities, shared, assignment, None, results, scale_log2)
+            attend(geometry, self.probabilities, shared, assignment, scales, results, scale_log2)
         elif warp < schedule.first_bring_warp:
             cute.arch.setmaxregister_decrease(schedule.registers.issue)
             shared, assignment = self._started(*start)
@@ -244,6 +252,9 @@ class AttentionKernel:
             elif const_expr(geometry.gathers):
                 if warp == schedule.tell_warp:
                     tell_rows(shared, geometry, assignment)
+                if const_expr(geometry.row.scales):
+                    if warp == schedule.scale_warp:
+                        load_listed_scales(shared, geometry, scales.keys, assignment)
         elif const_expr(geometry.converts):
             cute.arch.setmaxregister_increase(schedule.registers.bring)
             shared, assignment = self._started(*start)

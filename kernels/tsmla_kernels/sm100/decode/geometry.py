@@ -104,7 +104,6 @@ class DecodeGeometry:
             assert latent.dtype is Dtype.E4M3 and latent.columns == self.row.value_columns and self.tail == 0, self
             assert rope == self.row.piece("rope") and rope.columns == self.chunk and self.element_bytes == 2, self
             assert self.stored.scales and self.stored.scales.columns % self.chunk == 0, self
-        assert not self.gathers or self.row.scales is None, self
         assert self.row.value_columns % self.chunk == 0 and self.row_chunks * self.chunk >= self.row.value_columns, self
         assert self.tail_bytes in (0, SWIZZLE // 2, SWIZZLE), self
         assert self.deal.row_tile == self.ctas * CTA_ROWS, self

@@ -123,11 +123,11 @@ class DecodeSchedule:
         if self.geometry.converts:
             tells = (self.tell_rows,) if self.geometry.gathers else ()
             return (self.attend, self.multiply, self.load_queries, *tells, self.convert_keys)
+        scales = (self.load_scales,) if self.geometry.scale_slots else ()
         if self.geometry.gathers:
             values = (self.gather_values,) if self.geometry.is_pair else ()
-            return (self.attend, self.multiply, self.load_queries, self.tell_rows, self.gather_keys, *values)
+            return (self.attend, self.multiply, self.load_queries, self.tell_rows, *scales, self.gather_keys, *values)
         values = (self.load_values,) if self.geometry.is_pair else ()
-        scales = (self.load_scales,) if self.geometry.scale_slots else ()
         return (self.attend, self.multiply, self.load_keys, *values, *scales)
 
     @property

@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ....decode.segments import Segment
 from ....parts.alignment import aligned
-from ....parts.keys.scales import RowScales, anchor_of, deciding_key, fold, inverse_of, key_scale, query_scale
+from ....parts.keys.listed import entries_of, slot_of
+from ....parts.keys.scales import (
+    RowScales,
+    anchor_of,
+    deciding_key,
+    fold,
+    inverse_of,
+    key_scale,
+    listed_anchor,
+    query_scale,
+    slot_scale,
+)
 from ....parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
 from ....parts.keys.visible import seen_by_any, viewers_of
 from ..assignment import Assignment, Done, for_each_segment
@@ -52,19 +63,53 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
     for_each_segment(geometry, assignment, load_scales_of, Done.nothing())
 
 
+def load_listed_scales(
+    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, assignment: Assignment
+):
+    """Do the same where keys are gathered: their scales are found by the slots of their rows. Entries of the table are
+    read a tile ahead of scales."""
+    source = assignment.source
+
+    @cute.jit
+    def load_scales_of(segment: Segment, done: Done) -> Done:
+        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
+        first_key = segment.first_tile * geometry.tile_kv + cute.arch.lane_idx()
+        ahead = entries_of(source, viewers, first_key, geometry.tile_kv)
+        scale_anchor = anchor_of_segment(geometry, keys, assignment, segment)
+        coming = (Float32(1.0),) * (AHEAD * geometry.lane_keys)
+        for i in cutlass.range(segment.tiles + AHEAD, unroll=1):
+            key = first_key + i * geometry.tile_kv
+            slots = tuple(slot_of(source, entry, key + 32 * part) for part, entry in enumerate(ahead))
+            found = tuple(slot_scale(source, keys, slot) for slot in slots)
+            ahead = entries_of(source, viewers, key + geometry.tile_kv, geometry.tile_kv)
+            if i >= AHEAD:
+                count = done.tiles + i - AHEAD
+                shared.edges.scales.wait_empty(count)
+                _put(shared, geometry, coming[: geometry.lane_keys], scale_anchor, count)
+            coming = (*coming[geometry.lane_keys :], *found)
+        return done.and_all_of(segment)
+
+    for_each_segment(geometry, assignment, load_scales_of, Done.nothing())
+
+
 @cute.jit
 def anchor_of_segment(
     geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, assignment: Assignment, segment: Segment
 ) -> Float32:
     """The anchor of the scales of a segment's keys."""
-    source = assignment.source
+    source, first_key = assignment.source, segment.first_tile * geometry.tile_kv
     viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
-    key = deciding_key(viewers, segment.first_tile * geometry.tile_kv)
-    scale = Float32(1.0)
-    if seen_by_any(viewers, key):
-        page = source.table[segment.request, key >> cute.arch.popc(source.page_size - 1)]
-        scale = key_scale(source, keys, page, key)
-    return anchor_of(scale)
+    found = Float32(1.0)
+    if const_expr(geometry.gathers):
+        found = listed_anchor(source, keys, viewers, first_key, segment.tiles * geometry.tile_kv)
+    else:
+        key = deciding_key(viewers, first_key)
+        scale = Float32(1.0)
+        if seen_by_any(viewers, key):
+            page = source.table[segment.request, key >> cute.arch.popc(source.page_size - 1)]
+            scale = key_scale(source, keys, page, key)
+        found = anchor_of(scale)
+    return found
 
 
 @cute.jit

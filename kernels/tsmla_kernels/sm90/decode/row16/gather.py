@@ -14,17 +14,8 @@ from cutlass import Int32, const_expr
 
 from ....limits import VECTOR_BYTES
 from ....parts.division import Divisor
-from ....parts.keys.listed import (
-    Lines,
-    ListedKeys,
-    copy_scale,
-    entry_of,
-    gather,
-    gather_whole,
-    place_of,
-    slot_of,
-    tell_there,
-)
+from ....parts.keys.listed import Lines, ListedKeys, entry_of, gather, gather_whole, place_of, slot_of, tell_there
+from ....parts.keys.scales import copy_slot_scale
 from ....parts.keys.visible import Visibility, viewers_of
 from ..work.task import Task, for_each_task
 from .geometry import STRIP, TILE_KV, FewRowsGeometry
@@ -69,7 +60,7 @@ def _gather_task(
         if const_expr(geometry.apart):
             latent, rope = (Lines(STRIP, geometry.stored.piece(name).bytes // STRIP) for name in ("latent", "rope"))
             first = gatherer * SHARE
-            copy_scale(source, scales, slot, key_scale_at(shared, stage, first + cute.arch.lane_idx()))
+            copy_slot_scale(source, scales, slot, key_scale_at(shared, stage, first + cute.arch.lane_idx()))
             gather(source.rows.start, place, latent, target, first, SHARE)
             behind = target + geometry.rope_at
             gather(source.rope.start, place_of(source, source.rope, slot), rope, behind, first, SHARE)

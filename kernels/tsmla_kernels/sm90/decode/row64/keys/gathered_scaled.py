@@ -1,5 +1,5 @@
-"""The stream of rows that have a scale each and are gathered one by one: the warp that tells which keys are there brings
-their scales, too, by the slots of their rows."""
+"""The stream of rows that have a scale each and are gathered one by one: the warp that tells which keys are there also
+brings their scales, by the slots of their rows."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import functools
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
-from cutlass.cutlass_dsl import select_
+from cutlass import Int32
 
 from .....parts.division import Divisor
-from .....parts.keys.listed import ListedKeys, entries_of, scale_of, slot_of
-from .....parts.keys.scales import RowScales, anchor_of
-from .....parts.keys.visible import Viewers, Visibility, viewers_of
+from .....parts.keys.listed import ListedKeys, entries_of, slot_of
+from .....parts.keys.scales import RowScales, listed_anchor, slot_scale
+from .....parts.keys.visible import Visibility, viewers_of
 from ...work.ring import TASK_RING
 from ...work.task import Task, for_each_task
 from ..geometry import TILE_KV, DecodeGeometry
@@ -54,7 +53,7 @@ def _tell_task(
         first_key = task.first_tile * TILE_KV + lane
         slots, found = _tile_of(source, scales, entries_of(source, viewers, first_key, TILE_KV), first_key)
         ahead = entries_of(source, viewers, first_key + TILE_KV, TILE_KV)
-        anchor = anchor_of(_deciding_scale(source, scales, viewers, task, found))
+        anchor = listed_anchor(source, scales, viewers, task.first_tile * TILE_KV, task.tiles * TILE_KV)
         if lane == 0:
             shared.exchange.anchors[number & TASK_RING - 1] = anchor
         for index in cutlass.range(task.tiles, unroll=1):
@@ -75,29 +74,4 @@ def _tell_task(
 def _tile_of(source: ListedKeys, scales: cute.Tensor, entries: tuple, key: Int32) -> tuple[tuple, tuple]:
     """The slots of this lane's keys of a tile, `key` and the 32nd behind it, and their scales."""
     slots = tuple(slot_of(source, entry, key + 32 * half) for half, entry in enumerate(entries))
-    return slots, tuple(scale_of(source, scales, slot) for slot in slots)
-
-
-@cute.jit
-def _deciding_scale(
-    source: ListedKeys, scales: cute.Tensor, viewers: Viewers, task: Task, first: tuple
-) -> Float32:
-    """The scale that decides a task's anchor: the first, in the order of its keys, that is positive and finite; 0 if
-    none is. first: those of this lane's keys of the first tile, where most tasks have one."""
-    scale, tile = _first_scale(first), Int32(1)
-    while (scale == 0.0) & (tile < task.tiles):
-        key = (task.first_tile + tile) * TILE_KV + cute.arch.lane_idx()
-        _, found = _tile_of(source, scales, entries_of(source, viewers, key, TILE_KV), key)
-        scale, tile = _first_scale(found), tile + 1
-    return scale
-
-
-@cute.jit
-def _first_scale(scales: tuple) -> Float32:
-    """The first positive and finite of the scales that a warp has of a tile; 0 if none is."""
-    first = Float32(0.0)
-    for half in (1, 0):
-        found = cute.arch.vote_ballot_sync((scales[half] > 0.0) & (scales[half] < Float32.inf))
-        lane = cute.arch.popc((found & -found) - 1)
-        first = Float32(select_(found != 0, cute.arch.shuffle_sync(scales[half], lane & 31), first))
-    return first
+    return slots, tuple(slot_scale(source, scales, slot) for slot in slots)
