@@ -47,6 +47,8 @@ SECTIONS = (
     ("Hopper decode, cache of 656-byte rows, requests of up to 16 query rows", HOPPER_FEW_ROWS, (16,), "in a row"),
     ("Hopper decode of chosen keys, 16-bit cache", HOPPER_DECODE, (16,), "none, gathered"),
     ("Hopper decode of chosen keys, 8-bit cache", HOPPER_DECODE, (8,), "none, gathered"),
+    ("Hopper decode of chosen keys, a scale for each, more than 16 heads", HOPPER_DECODE, (8,), "apart, gathered"),
+    ("Hopper decode of chosen keys, a scale for each, up to 16 heads", HOPPER_FEW_ROWS, (8,), "apart, gathered"),
     ("Hopper decode of chosen keys, 656-byte rows, more than 16 heads", HOPPER_DECODE, (16,), "in a row, gathered"),
     ("Hopper decode of chosen keys, 656-byte rows, up to 16 heads", HOPPER_FEW_ROWS, (16,), "in a row, gathered"),
     ("Blackwell prefill, 16-bit inputs", BLACKWELL_PREFILL, (16,)),
@@ -59,6 +61,8 @@ SECTIONS = (
     ("Blackwell decode, cache of 656-byte rows, up to 64 query rows", BLACKWELL_SOLO, (16,), "in a row"),
     ("Blackwell decode, cache of 656-byte rows, more than 64 query rows", BLACKWELL_PAIR, (16,), "in a row"),
     ("Blackwell decode of chosen keys, 8-bit cache, up to 64 heads", BLACKWELL_SOLO, (8,), "none, gathered"),
+    ("Blackwell decode of chosen keys, a scale for each, up to 64 heads", BLACKWELL_SOLO, (8,), "apart, gathered"),
+    ("Blackwell decode of chosen keys, a scale for each, more than 64 heads", BLACKWELL_PAIR, (8,), "apart, gathered"),
     ("Blackwell decode of chosen keys, 656-byte rows, up to 64 heads", BLACKWELL_SOLO, (16,), "in a row, gathered"),
     ("Blackwell decode of chosen keys, 656-byte rows, more than 64 heads", BLACKWELL_PAIR, (16,), "in a row, gathered"),
     (
@@ -90,8 +94,9 @@ DOES = {
     "gather_stored": "copies queries, and strips of stored rows one by one; tells which keys are there",
     "gather_keys": "copies rows one by one; of single CTAs, keys are also the values",
     "gather_values": "copies half of the latent columns of all keys of the pair, one by one",
-    "gather_few": "copies stored rows one by one; tells which keys are there",
+    "gather_few": "copies stored rows, and scales that lie apart, one by one; tells which keys are there",
     "tell_rows": "hands over strips that have landed; tells which keys are there",
+    "tell_scaled_rows": "does the same, and brings scales of keys",
     "convert_keys": "loads stored rows and makes bf16 of them",
 }
 """Name of a role -> what its warps do."""

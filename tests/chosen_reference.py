@@ -27,6 +27,15 @@ class Chosen:
     topk_length: torch.Tensor | None
     scaled: Scaled | None = None
 
+    def judge(self, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Judge what the operator gave."""
+        tokens = len(self.alone.query)
+        results = out.view(tokens, 1, *out.shape[-2:]), lse.view(tokens, 1, -1)
+        if self.scaled is None:
+            judge(self.alone, *results)
+        else:
+            judge_scaled(self.scaled, *results)
+
     def arguments(self, **changes: Any) -> dict[str, Any]:
         tokens, _, heads, _ = self.alone.query.shape
         shape = (*self.indices.shape[:-1], heads)
@@ -119,12 +128,7 @@ def check_chosen(chosen: Chosen, **changes: Any) -> tuple[torch.Tensor, torch.Te
     out, lse = tsmla.tsmla_decode(**arguments)
     torch.cuda.synchronize()
     assert out.shape == arguments["out"].shape and lse.shape == arguments["lse"].shape
-    tokens = len(chosen.alone.query)
-    results = out.view(tokens, 1, *out.shape[-2:]), lse.view(tokens, 1, -1)
-    if chosen.scaled is None:
-        judge(chosen.alone, *results)
-    else:
-        judge_scaled(chosen.scaled, *results)
+    chosen.judge(out, lse)
     return out, lse
 
 

@@ -10,6 +10,7 @@ import torch
 import tsmla
 from chosen_reference import check_chosen, in_two_tensors, make_chosen
 from decode_reference import Sight, check, judge, make_problem
+from decode_rows import check_scaled, make_scaled
 from tsmla.identity.arch import Arch
 
 FORMATS = {
@@ -18,6 +19,7 @@ FORMATS = {
     "e4m3": {"dtype": torch.float8_e4m3fn},
     "e5m2": {"dtype": torch.float8_e5m2},
     "fp8_ds_mla": {"dtype": torch.bfloat16, "row": "fp8_ds_mla"},
+    "snapmla": {"row": "snapmla", "power_of_two": False},
     "latent_bf16": {"dtype": torch.bfloat16, "rope": 0},
     "latent_fp16": {"dtype": torch.float16, "rope": 0},
     "latent_e4m3": {"dtype": torch.float8_e4m3fn, "rope": 0},
@@ -67,11 +69,18 @@ def test_page_tables_of_a_cache_of_two_tensors(case, format):
         check(problem, kv_cache=in_two_tensors(problem.kv_cache))
 
 
-@pytest.mark.parametrize("format", [format for format in FORMATS if format != "fp8_ds_mla"])
+@pytest.mark.parametrize("format", [format for format in FORMATS if "row" not in FORMATS[format]])
 @pytest.mark.parametrize("page_size", [1, 2, 4, 8])
 def test_pages_of_fewer_than_16_keys(page_size, format):
     check(make_problem([300, 0, 65], 3, 16, **FORMATS[format], page_size=page_size))
     check(make_problem([2000, 70], 2, 128, **FORMATS[format], page_size=page_size, sight=Sight(window_left=900)))
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4, 8])
+def test_pages_of_fewer_than_16_keys_with_a_scale_each(page_size):
+    check_scaled(make_scaled([300, 0, 65], 1, 16, page_size, power_of_two=False))
+    check_scaled(make_scaled([300, 0, 65], 3, 16, page_size))
+    check_scaled(make_scaled([2000, 70], 2, 128, page_size, sight=Sight(window_left=900)))
 
 
 @pytest.mark.parametrize("form", ["pages of 4", "two tensors"])
@@ -113,10 +122,10 @@ class Captured:
 
 def read_by(arguments: dict) -> dict[str, torch.Tensor]:
     """The tensors that a call reads, by name."""
-    names = ("query", "indices", "topk_length", "block_tables", "seq_lens")
-    found = {name: arguments[name] for name in names if arguments.get(name) is not None}
-    cache = arguments["kv_cache"]
-    return found | dict(enumerate(cache if isinstance(cache, tuple) else (cache,)))
+    names = ("query", "kv_cache", "indices", "topk_length", "block_tables", "seq_lens")
+    given = {name: arguments[name] for name in names if arguments.get(name) is not None}
+    each = {name: x if isinstance(x, tuple) else (x,) for name, x in given.items()}
+    return {f"{name}[{i}]": piece for name, pieces in each.items() for i, piece in enumerate(pieces)}
 
 
 @pytest.mark.parametrize("apart, format", [(False, name) for name in FORMATS] + [(True, name) for name in APART])
@@ -126,8 +135,7 @@ def test_replays_read_other_lists_lengths_and_keys(apart, format):
         chosen = make_chosen((3,), 16, 300, **FORMATS[format], lengths=lengths)
         arguments = chosen.arguments(**({"kv_cache": in_two_tensors(chosen.kv_cache)} if apart else {}))
         captured = captured or Captured.of(arguments)
-        out, lse = captured.replay(arguments)
-        judge(chosen.alone, out[:, None], lse[:, None])
+        chosen.judge(*captured.replay(arguments))
 
 
 @pytest.mark.parametrize("form", ["pages of 2", "two tensors"])

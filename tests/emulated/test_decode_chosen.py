@@ -7,6 +7,7 @@ import torch
 import tsmla
 from chosen_reference import check_chosen, in_two_tensors, make_chosen
 from decode_reference import LATENT, ROPE, Sight, check, judge, make_problem, merged, run
+from decode_rows import check_scaled, make_scaled
 from emulated_archs import KERNELS, SMS
 from tsmla.identity.arch import Arch
 from tsmla.identity.row_format import ROWS
@@ -57,6 +58,74 @@ def test_rows_with_scales(gpu, row, heads):
 @pytest.mark.parametrize("heads", [16, 64])
 def test_long_lists_of_rows_with_scales(gpu, row, heads):
     check_chosen(make_chosen((2,), heads, 900, row=row, page_size=69))
+
+
+SCALED_HEADS = pytest.mark.parametrize("heads", [8, 40, 70])
+"""Heads for which rows with a scale each have kernels of their own: few rows and more on Hopper; on Blackwell, single
+CTAs and pairs."""
+
+
+@SCALED_HEADS
+def test_every_kind_of_list_of_rows_with_a_scale_each(gpu, heads):
+    """Lists of nothing, that begin with nothing, with wild indices, of one key; lengths of all kinds. Rows and scales
+    that no list names are NaN."""
+    lists = torch.randint(0, 700, (8, 260))
+    lists[0] = -1
+    lists[1, :140] = -1
+    lists[2, ::2] = torch.tensor(NOWHERE).repeat(44)[:130]
+    lists[3] = 77
+    lists[4, 1:] = 12 * 64
+    lengths = [260, 260, 300, 63, 1, 0, -3, 129]
+    chosen = make_chosen((8,), heads, 260, row="snapmla", indices=lists, lengths=lengths, power_of_two=False)
+    check_chosen(chosen, enable_pdl=True)
+
+
+@SCALED_HEADS
+@pytest.mark.parametrize("key_factor, query_factor", [(1e-36, 1e36), (1e30, 1e-30)])
+def test_scales_of_any_magnitude(gpu, heads, key_factor, query_factor):
+    """The first keys of a list decide what its scales are taken relative to, whatever stands before them."""
+    lists = torch.randint(0, 700, (2, 200))
+    lists[0, :150] = -1
+    more = {"softmax_scale": 1 / (24 * key_factor * query_factor), "power_of_two": False, "output_scale": 0.5}
+    factors = {"key_factor": key_factor, "query_factor": query_factor}
+    check_chosen(make_chosen((2,), heads, 200, row="snapmla", indices=lists, page_size=69, **factors, **more))
+
+
+@SCALED_HEADS
+def test_scales_of_zero_and_nan(gpu, heads):
+    """A key with the scale 0 counts as hidden, as one that is not there does; NaN spoils those that chose it only."""
+    chosen = make_chosen((2,), heads, 100, row="snapmla", indices=torch.arange(200).view(2, 100))
+    scales = chosen.kv_cache[2]
+    scales[0, 0] = scales[0, 50] = 0.0
+    out, lse = tsmla.tsmla_decode(**chosen.arguments())
+    without = chosen.indices.clone()
+    without[0, 0] = without[0, 50] = -1
+    other, other_lse = tsmla.tsmla_decode(**chosen.arguments(indices=without))
+    assert torch.equal(out, other) and torch.equal(lse, other_lse)
+    scales[0, 50] = torch.nan
+    spoilt, _ = tsmla.tsmla_decode(**chosen.arguments())
+    assert spoilt[0].isnan().all() and torch.equal(spoilt[1], out[1])
+
+
+@SCALED_HEADS
+def test_all_keys_in_order_give_the_bits_of_a_dense_call_with_a_scale_each(gpu, heads):
+    dense = make_scaled([200, 200], 1, heads, page_size=64, sight=Sight(causal=False), power_of_two=False)
+    out, lse = run(dense.problem, **dense.arguments())
+    keys = torch.arange(200)
+    indices = dense.problem.block_tables.cpu()[:, keys // 64] * 64 + keys % 64
+    chosen = {**dense.problem.arguments(**dense.arguments()), "indices": indices.int().to("cuda")[:, None]}
+    one, its_lse = tsmla.tsmla_decode(**chosen | dict.fromkeys(("block_tables", "seq_lens", "max_seq_len")))
+    assert torch.equal(one, out) and torch.equal(its_lse, lse)
+
+
+def test_a_bf16_query_of_rows_with_a_scale_each(gpu):
+    """Its quantised rows give the same bits."""
+    chosen = make_chosen((2, 1), 16, 70, row="snapmla")
+    pieces = tsmla.mla_quantize_q(chosen.alone.query)
+    quantised = chosen.arguments(query=tuple(x.clone() for x in pieces))
+    out, lse = tsmla.tsmla_decode(**quantised)
+    one, its_lse = tsmla.tsmla_decode(**chosen.arguments(query=chosen.alone.query))
+    assert torch.equal(one, out) and torch.equal(its_lse, lse)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
@@ -142,6 +211,25 @@ def test_pages_of_fewer_than_16_keys(gpu, case):
     """Keys of a dense cache are gathered, too, where a page holds fewer than a copy brings."""
     lengths, q_len, heads, sight, page_size = case
     check(make_problem(lengths, q_len, heads, page_size=page_size, sight=sight))
+
+
+@pytest.mark.parametrize(
+    "lengths, q_len, heads, sight, page_size",
+    [
+        ([70, 0, 200], 1, 16, Sight(), 1),
+        ([150, 70, 9], [2, 0, 5], 12, Sight(), 2),
+        ([200, 30], 4, 4, Sight(window_left=70), 4),
+        ([70, 129], 2, 40, Sight(causal=False), 8),
+    ],
+)
+def test_pages_of_fewer_than_16_keys_with_a_scale_each(gpu, lengths, q_len, heads, sight, page_size):
+    check_scaled(make_scaled(lengths, q_len, heads, page_size, sight=sight, power_of_two=False))
+
+
+@pytest.mark.parametrize("heads", [5, 16])
+def test_visible_lengths_of_keys_in_small_pages_with_a_scale_each(gpu, heads):
+    visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
+    check_scaled(make_scaled([190, 66], 3, heads, 4, visible=visible, sight=Sight(causal=False)))
 
 
 def test_ranks_and_eight_bits_of_keys_in_small_pages(gpu):

@@ -3,6 +3,8 @@ default."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import tsmla
 from emulated_archs import has_a_text_of_its_own
@@ -108,6 +110,14 @@ FOUND: dict[str, Case] = {
     },
     "decode of chosen keys: one length for the tokens of one request": ChosenCase(
         shape=(1, 3), pages=1, top_k=9, lengths=(5,), by_request=True
+    ),
+    "decode of chosen keys: rows with a scale each, the first of which are in no tile": ChosenCase(
+        dtype="e4m3", rows="snapmla", scaling=Scaling(factors="spread", exponent=-60), shape=(2,), heads=17, top_k=200,
+        front=130, page=61, pages=7, outside=5,
+    ),
+    "decode of chosen keys: rows with a scale each, one of which is NaN": ChosenCase(
+        dtype="e4m3", rows="snapmla", scaling=Scaling(special=((1, 3, math.nan),)), shape=(3,), heads=8, top_k=70,
+        pages=20,
     ),
     "decode by faces: a plan of equal query lengths in the place of another": FaceCase(
         DecodeCase(seq_lens=(0, 193), q_len=64, page=16, width=13, ends_q=(0, 64, 128), tokens=128), "wrapper",

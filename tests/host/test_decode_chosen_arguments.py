@@ -20,7 +20,6 @@ from tsmla import ArgumentError, UnsupportedError, decode_workspace_size
 from tsmla.identity.arch import Arch
 from tsmla.identity.plan import plan_decode
 from tsmla.identity.row_format import ROWS
-from tsmla.identity.support import why_unsupported
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.operators import chosen_keys
 from tsmla.operators.decode import SMALL_PAGE_SIZES, tsmla_decode
@@ -397,8 +396,6 @@ def test_what_no_kernel_exists_for(recorder, monkeypatch):
         for given in (chosen(), inputs(kv_cache=in_two())):
             with pytest.raises(UnsupportedError, match=f"^{what} {why}"):
                 tsmla_decode(**given)
-    snapmla = DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, lse=True, row=ROWS["snapmla"], gathers=True)
-    assert "for sm_100a reads rows of bf16, " in (why_unsupported(snapmla) or "")
     assert recorder.launches == []
 
 
@@ -412,9 +409,58 @@ def test_keys_of_small_pages_are_gathered(recorder, page_size):
 
 
 def test_small_pages_are_refused_where_no_kernel_gathers(recorder, monkeypatch):
-    rows = bf16(PAGES, 8, 512).to(torch.float8_e4m3fn), bf16(PAGES, 8, 64), torch.ones(PAGES, 8)
+    other_facts.change(monkeypatch, Arch.SM90A, gathered_rows=())
     with pytest.raises(ArgumentError, match="^tsmla_decode: kv_cache has pages of 8 keys; accepted: 16, 32, 64, 128"):
-        tsmla_decode(**inputs(kv_cache=rows))
+        tsmla_decode(**inputs(kv_cache=in_three(8)))
+
+
+def in_three(page_size: int = PAGE, pages: int = PAGES) -> tuple[torch.Tensor, ...]:
+    """A cache of SnapMLA's rows."""
+    return (
+        in_two(pages=pages, page_size=page_size)[0].to(E4M3),
+        bf16(pages, page_size, 64),
+        torch.ones(pages, page_size),
+    )
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 69])
+def test_rows_with_a_scale_each_are_gathered(recorder, page_size):
+    """Lists, or pages of fewer than 16 keys; each query token's scales go with it; the three tensors are not copied."""
+    tokens = distinct(TOKENS, HEADS, 512, dtype=E4M3), bf16(TOKENS, HEADS, 64), torch.rand(TOKENS, HEADS)
+    by_request = tuple(x.view(BATCH, Q_LEN, *x.shape[1:]) for x in tokens)
+    cache = in_three(page_size)
+    forms = [packed(query=tokens), chosen(query=by_request)]
+    if page_size in SMALL_PAGE_SIZES:
+        forms.append(inputs(query=by_request))
+    for given in forms:
+        out = tsmla_decode(**given | {"kv_cache": cache})
+        for name, piece in zip(("kv_cache", "rope_cache", "scale_cache"), cache, strict=True):
+            assert launch_of(recorder, name).data_ptr() == piece.data_ptr()
+        dense = given["indices"] is None if "indices" in given else True
+        for name, piece in zip(("query", "q_pe", "query_scales"), tokens, strict=True):
+            launched = launch_of(recorder, name)
+            outer = (BATCH, Q_LEN) if dense else (TOKENS, 1)
+            assert launched.data_ptr() == piece.data_ptr() and launched.shape == (*outer, *piece.shape[1:])
+        assert launch_of(recorder, "entry_keys") == (page_size if dense else 1)
+        assert out.dtype == torch.bfloat16 and out.shape[-2:] == (HEADS, 512)
+    row = ROWS["snapmla"]
+    assert set(recorder.variants) == {DecodeVariant(Arch.SM90A, Dtype.E4M3, Dtype.BF16, True, row, gathers=True)}
+
+
+def test_a_bf16_query_of_chosen_rows_with_scales_is_quantised_first(recorder):
+    tsmla_decode(**chosen(kv_cache=in_three()))
+    quantised, launch = recorder.launches
+    assert [variant.family for variant in recorder.variants] == ["quantize_q", "decode"]
+    for made, name in zip(quantised[2:5], ("query", "q_pe", "query_scales"), strict=True):
+        taken = launch[place_of(name, "decode")]
+        assert made.data_ptr() == taken.data_ptr() and taken.shape[:2] == (TOKENS, 1)
+
+
+def test_rows_with_a_scale_each_without_pages_become_a_page_of_zeros(recorder):
+    tsmla_decode(**chosen(kv_cache=in_three(pages=0)))
+    for name in ("kv_cache", "rope_cache"):
+        assert len(launch_of(recorder, name)) == 1 and not launch_of(recorder, name).float().any()
+    assert len(launch_of(recorder, "scale_cache")) == 1
 
 
 @pytest.mark.parametrize("form", ["small pages", "two tensors"])

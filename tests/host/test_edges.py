@@ -96,7 +96,8 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
     found["half"] = (1, 0)
     if gathers:
         found["there"] = (1, 4)
-        if variant.row.scales is None:  # of each CTA, one warp makes visible what lanes of four have copied
+        if variant.row.scales is None or variant.row.apart:
+            # Of each CTA, one warp makes visible what lanes of four have copied.
             found |= {name: (rows // 4, 1) for name in ("k", "v") if name in found}
             found |= {"landed_keys": (64, 0), "landed_values": (64, 0)} if pair else {"landed_keys": (128, 0)}
     return {**found, "scales": (1, 4)} if variant.row.apart else found
@@ -133,7 +134,7 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         tiles = 2 if variant.d_v == 256 else 1  # of the CTAs of a pair
         return {"q": tiles * 128 * variant.d_qk * element, "ring": 128 * 64 * element}
     row = 512 * element + _rope_bytes(variant)
-    lands = variant.gathers and variant.row.scales is None
+    lands = variant.gathers and (variant.row.scales is None or variant.row.apart)
     if kernel == "sm100/decode pair":
         cuts = {1: 1, 2: 3 if variant.row.has("rope") else 4}
         k = 128 * row // cuts[element]

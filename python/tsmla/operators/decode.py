@@ -89,10 +89,10 @@ def tsmla_decode(
               row, rope included: [batch, q_len, heads] float32, or [batch, q_len, 1], any strides. A bf16 query in one
               or two pieces is accepted, too: `mla_quantize_q` turns it into these three first.
         kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 1, 2, 4, 8, 16, 32,
-            64 or 128, with SnapMLA's rows 16 or more; any page stride that is a multiple of 16 bytes, rows within a
-            page without gaps. With indices, pages of fewer than 16 keys, or the two tensors below, rows are read one by
-            one: row strides are then free multiples of 16 bytes, too, and the cache reaches over less than 32 GiB from
-            its first key to its last. Other forms:
+            64 or 128; any page stride that is a multiple of 16 bytes, rows within a page without gaps. With indices,
+            pages of fewer than 16 keys, or the two tensors below, rows are read one by one: row strides are then free
+            multiples of 16 bytes, too, and the cache reaches over less than 32 GiB from its first key to its last.
+            Other forms:
             - (latent [pages, page_size, 512], rope [pages, page_size, 64]), both of query's dtype: rows whose pieces
               lie in two tensors, as FlashInfer's ckv_cache and kpe_cache do.
             - Rows of 512 where qk_rope_head_dim is 0, bf16, fp16 or e4m3 as the query.
@@ -163,7 +163,7 @@ def tsmla_decode(
             - block_tables, seq_lens and max_seq_len are None, and causal_seqs, local_visible_lens, window_left,
               cum_seq_lens_q, max_q_len and cp_world are left out. causal_mask is not looked at: lists alone say what a
               token sees. On a rank of context parallelism, keys of other ranks are -1.
-            - kv_cache may have pages of any size, but not SnapMLA's rows.
+            - kv_cache may have pages of any size.
             - the workspace is `decode_workspace_size(batch * q_len, 1, heads, top_k)`; the formula above is enough.
             - the first two dimensions of query and indices lie in memory as one, or they are copied; those of out and
               lse must. An LSE is allocated even where none is asked for.

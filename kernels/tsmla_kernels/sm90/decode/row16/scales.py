@@ -46,7 +46,7 @@ def scales_of_quarter(
 def brought_scales(
     geometry: cutlass.Constexpr[FewRowsGeometry], shared: Shared, stage: Int32, warp: Int32
 ) -> tuple[Float32, Float32, Float32, Float32]:
-    """The same scales, of the tile in a stage, where keys are gathered."""
+    """The scales of this lane's keys of quarter `warp` of the tile in a stage, where keys are gathered."""
     first = key_scale_at(shared, stage, warp * BOX_KEYS)
     own = [first + geometry.key_of(i, cute.arch.lane_idx() % QUAD) * SCALE_BYTES for i in range(2)]
     places = (own[0], own[1], own[0] + BLOCK * SCALE_BYTES, own[1] + BLOCK * SCALE_BYTES)
