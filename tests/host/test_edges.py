@@ -66,7 +66,8 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             **({"values0": (4, 4), "values1": (4, 4)} if small else {}),
         }
     if kernel == "sm90/decode/row16":
-        return {"kv": (2 * 32 + 2, 4), "dealt": (1, 2 + 8)} if gathers else {"kv": (1, 4), "dealt": (1, 1 + 8)}
+        tells = 0 if variant.row.apart else 2
+        return {"kv": (2 * 32 + tells, 4), "dealt": (1, 2 + 8)} if gathers else {"kv": (1, 4), "dealt": (1, 1 + 8)}
     if kernel == "sm100/prefill" and variant.d_v == 256:  # four softmax and four correcting warps of each of two CTAs
         return {
             "q": (1, 1),

@@ -19,8 +19,9 @@ class Registers(NamedTuple):
 
 
 ALIKE, CONVERTING, GATHERING = Registers(255, 255, 255), Registers(168, 72, 136), Registers(216, 136, 152)
-"""Registers where bulk copies bring keys, where warps convert rows, and where they gather them: what roles use without
-spills, and all there are."""
+GATHERING_SCALED = Registers(240, 136, 128)
+"""Registers where bulk copies bring keys, where warps convert rows, where they gather them, and where these have a scale
+each: what roles use without spills, and all there are."""
 GATHER_WARPS = WARPGROUP // 32
 ROW_BARRIER = 1
 """First of two named barriers: rows 0-31 and rows 32-63 of the CTA."""
@@ -64,7 +65,11 @@ class DecodeSchedule:
 
     @property
     def registers(self) -> Registers:
-        return CONVERTING if self.geometry.converts else GATHERING if self.geometry.gathers else ALIKE
+        if self.geometry.converts:
+            return CONVERTING
+        if self.geometry.gathers:
+            return GATHERING_SCALED if self.geometry.scale_slots else GATHERING
+        return ALIKE
 
     @property
     def attend(self) -> Role:

@@ -143,10 +143,11 @@ def _attend_task(
         first_key = tile * TILE_KV
         there = None
         if const_expr(geometry.gathers):
-            told = there_of(shared, shared.kv_edge.stage(count))
-            there = (told[0], told[1])
-            if const_expr(geometry.apart):
+            if const_expr(geometry.brings_scales):
                 now = brought_scales(geometry, shared, shared.kv_edge.stage(count), warp)
+            else:
+                told = there_of(shared, shared.kv_edge.stage(count))
+                there = (told[0], told[1])
         elif border_tile(task, tile, TILE_KV) | hides(view):
             wipe(geometry, state, stage, viewers, first_key)
         scores, logs, negative = scores_of(geometry, state, stage, first_key, now, there)

@@ -43,7 +43,8 @@ def _gather_task(
     source: ListedKeys, scales: cute.Tensor | None, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
     view: Visibility, heads: Divisor, gatherer: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
-    """Gather a task's rows, and tell which keys are there. Entries of the table are read a tile ahead."""
+    """Gather a task's rows, and tell which keys are there; where scales come by themselves, those of the others, which
+    are 0, say it. Entries of the table are read a tile ahead."""
     viewers, edge = viewers_of(view, task, heads), shared.kv_edge
     first_key = task.first_tile * TILE_KV + gatherer * SHARE + cute.arch.lane_idx()
     ahead = entry_of(source, viewers, first_key)
@@ -53,11 +54,12 @@ def _gather_task(
         ahead = entry_of(source, viewers, key + TILE_KV)
         edge.wait_empty(count)
         stage = edge.stage(count)
-        tell_there(there_of(shared, stage, gatherer), (slot,))
-        edge.hand_over(count)
+        if const_expr(not geometry.brings_scales):
+            tell_there(there_of(shared, stage, gatherer), (slot,))
+            edge.hand_over(count)
         target = shared.stages + stage * geometry.stage_bytes
         place = place_of(source, source.rows, slot)
-        if const_expr(geometry.apart):
+        if const_expr(geometry.brings_scales):
             latent, rope = (Lines(STRIP, geometry.stored.piece(name).bytes // STRIP) for name in ("latent", "rope"))
             first = gatherer * SHARE
             copy_slot_scale(source, scales, slot, key_scale_at(shared, stage, first + cute.arch.lane_idx()))

@@ -50,12 +50,13 @@ class FewRowsSchedule:
     @property
     def edges(self) -> EdgeTable:
         """Edges of the Hopper decode of few rows: `kv` are tiles, `dealt` tasks. Warps that gather rows also say that
-        they have told which keys of a tile are there."""
+        they have told which keys of a tile are there, unless keys' scales do."""
         team = (Warps(self.attend, TEAMS, "the team that has the tile"),)
         told = (Warps(self.load), Warps(self.attend))
         filled_by: tuple[Party, ...] = (Copies(self.load),)
         if self.geometry.gathers:
-            filled_by = (LaneCopies(self.load), Warps(self.load))
+            tells = () if self.geometry.brings_scales else (Warps(self.load),)
+            filled_by = (LaneCopies(self.load), *tells)
         return EdgeTable(
             (
                 EdgeSpec("kv", filled_by, team, STAGES, self.geometry.stage_bytes),

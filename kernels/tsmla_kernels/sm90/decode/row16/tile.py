@@ -128,7 +128,7 @@ def scores_of(
 ) -> tuple:  # fmt: skip
     """Score a tile that begins with `first_key`, over all columns. Returns scores (4, blocks) of this lane, but for
     `scale_log2`; logarithms of its keys' scales; whether one of these scales is negative. there: where rows are
-    gathered, which keys of the tile are there.
+    gathered, which keys of the tile are there, unless their scales say it.
 
     Where rows lie apart, `scales` are those of this lane's keys of the quarter; scores are then the logarithms of
     probabilities times scales, and that is all."""
@@ -193,6 +193,8 @@ def _add_up(
     told = quarter
     if const_expr(geometry.apart):
         told = _scaled(state, quarter, scales)
+    if const_expr(geometry.brings_scales):
+        _hide_missing(quarter, told, scales)
     hides = state.all_keys.lacks(first_key, TILE_KV)
     if const_expr(there is not None):
         hides = hides | ((there[0] & there[1]) != -1)
@@ -233,6 +235,18 @@ def _scaled(state: State, quarter: cute.Tensor, scales: tuple) -> cute.Tensor:
                 quarter[place] = cute.math.fma(quarter[place], scale * state.scale_log2[row], none)
                 told[place] = quarter[place] + log
     return told
+
+
+@cute.jit
+def _hide_missing(quarter: cute.Tensor, told: cute.Tensor, scales: tuple) -> None:
+    """Set scores of keys that are not there to -inf: their scales are 0, whatever is in a query."""
+    for block in cutlass.range_constexpr(OWN_BLOCKS):
+        for i in cutlass.range_constexpr(2):
+            there = scales[2 * block + i] != 0.0
+            for row in cutlass.range_constexpr(2):
+                for scores in (quarter, told):
+                    place = (2 * row + i, block)
+                    scores[place] = Float32(select_(there, scores[place], Float32(-Float32.inf)))
 
 
 @cute.jit
