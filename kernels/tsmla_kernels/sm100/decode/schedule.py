@@ -20,8 +20,8 @@ class Registers(NamedTuple):
 
 ALIKE, CONVERTING, GATHERING = Registers(255, 255, 255), Registers(168, 72, 136), Registers(216, 136, 152)
 GATHERING_SCALED = Registers(240, 136, 128)
-"""Registers where bulk copies bring keys, where warps convert rows, where they gather them, and where gathered rows have
-a scale each: what roles use without spills, and all there are."""
+"""Registers where bulk copies bring keys, where warps convert rows, where they gather them, and where gathered rows
+have a scale each: what roles use without spills, and all there are."""
 GATHER_WARPS = WARPGROUP // 32
 ROW_BARRIER = 1
 """First of two named barriers: rows 0-31 and rows 32-63 of the CTA."""
