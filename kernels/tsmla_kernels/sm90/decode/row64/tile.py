@@ -168,6 +168,8 @@ def _there(state: DecodeState, index: Int32) -> tuple[Int32, ...]:
 def _hide(state: DecodeState, scores: cute.Tensor, first_key: Int32, there: tuple | None):
     """Set scores of keys that a row may not see, or that are not there, to -inf; `first_key` is the tile's first."""
     view = rows_columns(scores)
+    if const_expr(there is not None):  # from this lane's first column on: bits are told by constants, not by registers
+        there = tuple(word >> state.place.coordinates[0, 0][1] for word in there)
     for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
         position = state.place.coordinates[row, 0][0]
         keys = VisibleKeys(state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key)
@@ -175,7 +177,8 @@ def _hide(state: DecodeState, scores: cute.Tensor, first_key: Int32, there: tupl
             key = state.place.coordinates[row, column][1]
             seen = keys.holds(key)
             if const_expr(there is not None):
-                seen = seen & (there[column * QUAD // 32] >> (key & 31) & 1 != 0)
+                word, bit = divmod(column // 2 * 2 * QUAD + column % 2, 32)
+                seen = seen & (there[word] & 1 << bit != 0)
             view[row, column] = Float32(select_(seen, view[row, column], Float32(-Float32.inf)))
 
 
