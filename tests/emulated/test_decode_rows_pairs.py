@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import tsmla
+from chosen_reference import check_chosen, make_chosen
 from decode_reference import Sight, check, run
-from decode_rows import as_plain, make_whole
+from decode_rows import WHOLE, as_plain, make_whole
 from tsmla.identity.plan import plan_decode
 
 pytestmark = pytest.mark.archs("sm_90a")
@@ -59,3 +61,36 @@ def test_it_gives_what_bf16_rows_give(gpu):
     got, got_lse = run(problem, kv_cache=as_plain(problem), batch_invariant=True)
     assert ctas_together(gpu) == 1
     assert torch.equal(got, out) and torch.equal(got_lse, lse)
+
+
+CHOSEN = {
+    "lists around a half and a tile": ((6,), 128, 130, {"lengths": [31, 32, 33, 63, 65, 130]}),
+    "no key, one key, and nearly all outside": ((2, 2), 128, 100, {"lengths": [0, 1, 100, -3], "outside": 0.9}),
+    "lists that are split, pages of 69": ((2,), 128, 330, {"page_size": 69, "output_scale": 0.5}),
+    "four row tiles": ((1,), 256, 200, {}),
+}
+
+
+@pytest.mark.parametrize("case", CHOSEN.values(), ids=CHOSEN.keys())
+def test_chosen_keys(gpu, case):
+    shape, heads, top_k, more = case
+    check_chosen(make_chosen(shape, heads, top_k, row=WHOLE, **more))
+    assert ctas_together(gpu) == 2
+
+
+def test_all_keys_in_order_give_the_bits_of_a_dense_call(gpu):
+    """Work is dealt alike, and pairs of CTAs add in the same order."""
+    dense = make_whole([200, 200], 1, 128, sight=Sight(causal=False))
+    out, lse = run(dense)
+    keys = torch.arange(200)
+    indices = dense.block_tables.cpu()[:, keys // 64] * 64 + keys % 64
+    chosen = {**dense.arguments(), "indices": indices.int().to("cuda")[:, None]}
+    one, its_lse = tsmla.tsmla_decode(**chosen | dict.fromkeys(("block_tables", "seq_lens", "max_seq_len")))
+    assert ctas_together(gpu) == 2
+    assert torch.equal(one, out) and torch.equal(its_lse, lse)
+
+
+def test_causal_keys_in_small_pages(gpu):
+    """Keys of a dense cache are gathered, too, where a page holds fewer than a copy brings."""
+    check(make_whole([140, 3], 2, 128, 4, sight=Sight(window_left=70)))
+    assert ctas_together(gpu) == 2

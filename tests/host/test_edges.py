@@ -45,7 +45,8 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
         fills = {f"kv{piece}": (1, leave) for piece in range(pieces)}
         if kernel == "sm90/decode/row64 pair":
             told = 1 + 8 + 4
-            fills = {f"kv{piece}": (4 + (piece == 3), 2 * leave) for piece in range(pieces)}
+            more = (0, 3) if gathers else (3,)  # what is told of keys, and rope pieces
+            fills = {f"kv{piece}": (4 + (piece in more), 2 * leave) for piece in range(pieces)}
         elif not variant.row.apart and variant.row.scales is not None:
             told = 2 + 8 + 8
             fills |= {f"ready{piece}": (4, 0) for piece in range(pieces)}

@@ -21,8 +21,7 @@ def forms_of(variant: DecodeVariant) -> dict[str, DecodeGeometry | FewRowsGeomet
     one = DecodeGeometry.of(variant)
     forms: dict[str, DecodeGeometry | FewRowsGeometry] = {ONE_CTA: one}
     if one.converts:
-        if not one.gathers:
-            forms[PAIR_OF_CTAS] = DecodeGeometry.of(variant, PAIR)
+        forms[PAIR_OF_CTAS] = DecodeGeometry.of(variant, PAIR)
     if one.converts or one.scaled:
         forms[WARP_PRODUCTS] = FewRowsGeometry(one.stored, one.gathers)
     return forms

@@ -229,10 +229,10 @@ class DecodeGeometry:
     def copied_with(self, strip: int) -> tuple[int, ...]:
         """Numbers of the boxes that come with a latent strip: its own; the rope columns', behind all latent ones, with
         the last; and those of scales in rows, behind that one, with the first strip of each converting warpgroup. In a
-        pair, only rope columns are copied."""
+        pair, only rope columns are copied, or nothing where keys are gathered."""
         rope = self.behind_latent if strip + 1 == self.latent_strips else ()
         if self.ctas > 1:
-            return rope
+            return () if self.gathers else rope
         scales = (self.latent_strips + 1 + strip,) if strip < CONVERTERS and self.converts else ()
         return (strip, *rope, *scales)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ....parts.pipeline import Edge
+from ....parts.pipeline import WarpEdge
 from ....parts.ptx import bulk_copy_between_ctas, mapa, pinned
 from .geometry import PAIR
 
 
-class PairEdge(Edge):
+class PairEdge(WarpEdge):
     """An edge that warps of both CTAs fill, each storing its keys and copying them to the other CTA, and maybe bulk
     copies of the CTA's own. A stage is free when the warps of both CTAs have left it."""
 

@@ -30,7 +30,8 @@ class DecodeSchedule:
     | converted | load | nothing | deal | attend | convert, clean | convert, clean |
     | gathered, 16 bits | 3: load query | tell which keys are there | deal | attend | gather | none |
     | gathered, 8 bits | gather | tell what is there; bring scales, if any | deal | attend | transpose values | none |
-    | converted, CTAs in pairs | 3: load query, rope pieces | nothing | deal | attend | load, convert, clean | none |"""
+    | converted, CTAs in pairs | 3: load query, rope pieces | nothing | deal | attend | load, convert, clean | none |
+    | gathered, converted, pairs | 3: query, rope, tell | nothing | deal | attend | load, convert | none |"""
 
     geometry: DecodeGeometry
     load_registers: int
@@ -61,6 +62,8 @@ class DecodeSchedule:
     def load(self) -> Role:
         if self.geometry.helpers_gather:
             return Role("load_queries", LOAD_WARPS[-1:], self.load_registers)
+        if self.geometry.gathers and self.geometry.ctas > 1:
+            return Role("gather_rope", LOAD_WARPS[-1:], self.load_registers)
         warps = [warp for loader, warp in enumerate(LOAD_WARPS) if self.geometry.loaded_strips(loader)]
         name = "load"
         if self.geometry.gathers:
@@ -149,6 +152,8 @@ class DecodeSchedule:
         for strip, (name, size) in enumerate(zip(self.kv_names, geometry.edge_bytes, strict=True)):
             filled_by: tuple[Party, ...] = (Copies(self.load),) if geometry.copied_with(strip) else ()
             if geometry.ctas > 1:
+                if geometry.gathers and strip in (0, geometry.latent_strips - 1):  # what is told, and rope pieces
+                    filled_by = (Warps(self.load),)
                 filled_by = (Warps(self.convert), *filled_by)
             elif geometry.gathers and geometry.converts:
                 tells = (Warps(self.load, loaders, "the warp that tells which keys are there"),)

@@ -194,8 +194,10 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     folded, stages, words = exchange + geometry.exchange_bytes, geometry.scale_stages, geometry.folded_bytes // 4
     vectors = geometry.probabilities_bytes // WARPGROUP // 16
     tasks = plain(DEALT_AT, cute.make_layout((TASK_WORDS, TASK_RING)), Int32)
-    kv_edge = TmaEdge if geometry.ctas == 1 else PairEdge
-    if geometry.gathers:
+    kv_edge = TmaEdge
+    if geometry.ctas > 1:
+        kv_edge = PairEdge
+    elif geometry.gathers:
         kv_edge = LaneCopiesEdge if geometry.converts else WarpEdge
     kv_edges = tuple(barriers.edge(name, kv_edge) for name in schedule.kv_names)
     stored_dtype = numeric(geometry.stored.piece("latent").dtype)

@@ -13,7 +13,7 @@ waits for the last, too."""
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -23,16 +23,7 @@ from tsmla.identity.row_format import SCALE_BYTES
 from .....limits import WARPGROUP
 from .....parts.alignment import shared_vector
 from .....parts.division import Divisor
-from .....parts.keys.source import (
-    BOX_KEYS,
-    KeySource,
-    Lookup,
-    Wanted,
-    exists,
-    follow,
-    look_up,
-    wanted_of,
-)
+from .....parts.keys.source import BOX_KEYS, Lookup, Wanted, exists, follow, look_up, wanted_of
 from .....parts.keys.visible import Viewers, Visibility, seen_bits, viewers_of
 from .....parts.precision import multiplied, numeric
 from .....parts.ptx import load_if
@@ -81,47 +72,63 @@ class PairedStream(StoredStream):
     """The stream of rows of which each CTA of a pair converts half, for both."""
 
     def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
-        convert_for_both(shared, self.geometry, keys, view, heads)
+        convert_for_both(shared, self, keys, view, heads)
+
+    def wanted(self, keys: Keys, lane: Lane, task: Task, viewers: Viewers) -> Any:
+        """What `find` asks of a task."""
+        return wanted_of(keys.source, task, BOXES)
+
+    def begin(self, wanted: Any) -> Any:
+        """Look up where the first keys of a task lie."""
+        return look_up(wanted)
+
+    def move_on(self, wanted: Any, lookup: Any, index: Int32) -> Any:
+        """Move the lookup on to tile `index` of the task, the next one."""
+        return follow(wanted, lookup, index * BOXES)
+
+    def find(self, keys: Keys, lane: Lane, wanted: Any, viewers: Viewers, lookup: Any, index: Int32) -> StoredKey:
+        """Find this lane's key of tile `index` of the task, to which the lookup has moved on."""
+        return _find(self.geometry, keys.cache, lane, wanted, viewers, lookup, index * BOXES)
 
 
 @cute.jit
 def convert_for_both(
-    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], keys: Keys, view: Visibility, heads: Divisor
+    shared: Shared, stream: cutlass.Constexpr[PairedStream], keys: Keys, view: Visibility, heads: Divisor
 ) -> None:
     """Convert this warp's keys of every task."""
-    for_each_task(shared.dealt, functools.partial(_convert_if_any, shared, geometry, keys, view, heads), Int32(0))
+    for_each_task(shared.dealt, functools.partial(_convert_if_any, shared, stream, keys, view, heads), Int32(0))
 
 
 @cute.jit
 def _convert_if_any(
-    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], keys: Keys, view: Visibility, heads: Divisor,
+    shared: Shared, stream: cutlass.Constexpr[PairedStream], keys: Keys, view: Visibility, heads: Divisor,
     number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
     if task.tiles > 0:  # else there may be no rows that could see a key
-        _convert_task(shared, geometry, keys.cache, keys.source, task, view, heads)
+        _convert_task(shared, stream, keys, task, view, heads)
     return kept
 
 
 @cute.jit
 def _convert_task(
-    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], cache: cute.Tensor, source: KeySource, task: Task,
-    view: Visibility, heads: Divisor,
-) -> None:  # fmt: skip
+    shared: Shared, stream: cutlass.Constexpr[PairedStream], keys: Keys, task: Task, view: Visibility, heads: Divisor
+) -> None:
     """Convert a warp's keys of every tile of a task, and give both CTAs the result. Keys that no row sees become zeros,
     so that a probability of 0 times such a value is 0."""
-    lane = _lane(geometry)
-    wanted, viewers = wanted_of(source, task, BOXES), viewers_of(view, task, heads)
+    geometry, move_on, find = stream.geometry, stream.move_on, stream.find
+    lane, viewers = _lane(geometry), viewers_of(view, task, heads)
+    wanted = stream.wanted(keys, lane, task, viewers)
     strips, half = geometry.latent_strips, geometry.latent_strips // 2
-    lookup = look_up(wanted)
-    row = _find(geometry, cache, lane, wanted, viewers, lookup, Int32(0))
+    lookup = stream.begin(wanted)
+    row = find(keys, lane, wanted, viewers, lookup, Int32(0))
     coming = ()
     for strip in cutlass.range_constexpr(strips):
         coming += _load(geometry, row, strip)
     words = len(coming) // strips
     for index in cutlass.range(task.tiles, unroll=1):
-        count, following = task.first_count + index, (index + 1) * BOXES
-        lookup = follow(wanted, lookup, following)
-        row = _find(geometry, cache, lane, wanted, viewers, lookup, following)
+        count, following = task.first_count + index, index + 1
+        lookup = move_on(wanted, lookup, following)
+        row = find(keys, lane, wanted, viewers, lookup, following)
         next_of_first_half, next_of_second = (), ()
         places = ()
         for strip in cutlass.range_constexpr(strips):
@@ -159,6 +166,11 @@ def _find(
     place = (box_key & (wanted.source.page_size - 1)) + lane.key
     row = cache.iterator.toint() + Int64(page) * cache.stride[0] + Int64(place) * geometry.stored.bytes
     there = exists(wanted.source, page) & (seen & 1 != 0)
+    return stored_key(geometry, lane, row, there)
+
+
+def stored_key(geometry: DecodeGeometry, lane: Lane, row: Int64, there: Boolean) -> StoredKey:
+    """This lane's part of the key whose row is at address `row`."""
     return StoredKey(row + lane.part * VECTOR, row + geometry.stored.scales_offset, there)
 
 

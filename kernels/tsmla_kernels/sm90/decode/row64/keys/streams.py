@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..geometry import PAIR, DecodeGeometry
 from .converted import ConvertedStream
 from .gathered import GatheredStream, GatheredTransposedStream
+from .gathered_paired import GatheredPairedStream
 from .gathered_scaled import GatheredScaledStream
 from .gathered_stored import GatheredConvertedStream
 from .paired import PairedStream
@@ -16,7 +17,7 @@ from .transposed import TransposedStream
 def stream_of(geometry: DecodeGeometry) -> KeyStream:
     """The stream of keys that a kernel of these sizes has."""
     if geometry.gathers and geometry.converts:
-        return GatheredConvertedStream(geometry)
+        return GatheredPairedStream(geometry) if geometry.ctas == PAIR else GatheredConvertedStream(geometry)
     if geometry.gathers and geometry.scaled:
         return GatheredScaledStream(geometry)
     if geometry.gathers:
