@@ -49,6 +49,17 @@ def chosen_by_flash_mla(chosen: Chosen) -> tuple[torch.Tensor, torch.Tensor]:
     return out, lse.where(lse != math.inf, -math.inf).transpose(1, 2) / LN2
 
 
+def prefill_by_flash_mla(chosen: Chosen) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, LSE) of flash_mla_sparse_fwd, as tsmla_decode would give them, for lists of rows: pages of one key."""
+    out, largest, lse = flash_mla.flash_mla_sparse_fwd(
+        chosen.query, chosen.kv_cache, chosen.indices.unsqueeze(1), chosen.alone.softmax_scale,
+        attn_sink=chosen.alone.sinks, topk_length=chosen.topk_length,
+    )  # fmt: skip
+    torch.cuda.synchronize()
+    assert largest is None and lse.is_contiguous() and not (lse == -math.inf).any(), "an empty row has +inf"
+    return out, lse.where(lse != math.inf, -math.inf) / LN2
+
+
 def chosen_by_flashinfer(chosen: Chosen) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, base-2 LSE) of trtllm_batch_decode_with_kv_cache_mla for chosen keys, with a length for each list."""
     given = chosen.arguments()

@@ -31,6 +31,7 @@ _MODULE_OF = {
     "served": "loading.resolve",
     "tsmla_decode": "operators.decode",
     "tsmla_prefill": "operators.prefill",
+    "tsmla_sparse_prefill": "operators.sparse_prefill",
     "variant_status": "loading.status",
     "warmup": "operators.prepare",
     "why_unsupported": "identity.support",

@@ -24,6 +24,7 @@ from .operators.prefill import tsmla_prefill as tsmla_prefill
 from .operators.prepare import warmup as warmup
 from .operators.quantize_q import mla_quantize_q as mla_quantize_q
 from .operators.read_cache import mla_read_cache as mla_read_cache
+from .operators.sparse_prefill import tsmla_sparse_prefill as tsmla_sparse_prefill
 from .operators.workspace import decode_workspace_size as decode_workspace_size
 from .operators.write_cache import mla_write_cache as mla_write_cache
 

@@ -9,6 +9,7 @@ import prefill_reference
 import pytest
 import torch
 import tsmla
+from chosen_reference import make_chosen
 from compat_reference import (
     by_flash_mla,
     by_flashinfer,
@@ -17,6 +18,7 @@ from compat_reference import (
     by_wrapper,
     make_ragged,
     planned,
+    prefill_by_flash_mla,
 )
 from decode_reference import LATENT, Sight, callers_workspace, judge, make_problem
 from tsmla import UnsupportedError
@@ -38,6 +40,14 @@ def seeded(seed: int) -> None:
 def test_flash_mla(dtype, q_len, heads, causal):
     problem = make_problem(LENGTHS, q_len, heads, dtype, sight=Sight(causal=causal))
     judge(problem, *by_flash_mla(problem))
+
+
+@pytest.mark.parametrize("heads, rope", [(128, 64), (64, 64), (16, 64), (16, 0)])
+def test_flash_mla_s_sparse_prefill(arch, heads, rope):
+    lengths = [token * 17 % 2100 for token in range(150)]
+    chosen = make_chosen((150,), heads, 2048, page_size=1, page_gap=0, pages=3000, lengths=lengths, rope=rope)
+    out, lse = prefill_by_flash_mla(chosen)
+    judge(chosen.alone, out[:, None], lse[:, None])
 
 
 def test_flash_mla_with_sinks(arch):

@@ -17,6 +17,7 @@ from compat_reference import (
     chosen_by_flash_mla,
     chosen_by_flashinfer,
     make_ragged,
+    prefill_by_flash_mla,
 )
 from decode_reference import Sight, judge, make_problem
 from emulated_archs import SMS
@@ -53,6 +54,18 @@ def test_chosen_keys(gpu, face):
     )  # fmt: skip
     out, lse = face(chosen)
     judge(chosen.alone, out.flatten(0, 1)[:, None], lse.flatten(0, 1)[:, None])
+
+
+def test_sparse_prefill(gpu):
+    """Rows that no token chose are NaN; one token counts none of its keys, and one has chosen what is not there."""
+    indices = torch.randint(-20, 300, (5, 130))
+    indices[4] = -1
+    chosen = make_chosen(
+        (5,), HEADS, 130, page_size=1, page_gap=0, pages=280, lengths=[130, 0, 1, 64, 130], indices=indices,
+        sinks=torch.randn(HEADS, device="cuda"),
+    )  # fmt: skip
+    out, lse = prefill_by_flash_mla(chosen)
+    judge(chosen.alone, out[:, None], lse[:, None])
 
 
 @pytest.mark.parametrize("natural", [True, False])

@@ -1,4 +1,5 @@
-"""Calls of tsmla_decode whose query tokens choose their keys: what determines one, and how they are drawn."""
+"""Calls of tsmla_decode and tsmla_sparse_prefill whose query tokens choose their keys: what determines one, and how
+they are drawn."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class ChosenCase(Plain):
     key. front: so many of each list's first name none. distinct: keys are among so many first ones of the cache; among
     all with 0. strays: (token, column, value) of indices, any int32. lengths: topk_length, as it is in memory, of each
     token, or of each request where `by_request`; None: not given. wide_lengths: int64 ones. apart: the cache is two
-    tensors. page_gap, list_gap: extra rows between pages, and columns between lists. Other fields are those of
-    `DecodeCase`.
+    tensors. page_gap, list_gap: extra rows between pages, and columns between lists. prefill: the call is one of
+    tsmla_sparse_prefill, of rows where pages have one key. Other fields are those of `DecodeCase`.
     """
 
     dtype: str = "bf16"
@@ -59,6 +60,7 @@ class ChosenCase(Plain):
     cache_dims: int = 3
     page_gap: int = 0
     list_gap: int = 0
+    prefill: bool = False
     lse: bool = True
     lse_base: float = 2.0
     lse_layout: str | None = None
@@ -171,6 +173,7 @@ def chosen_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Cho
         cache_dims=3 if variant.row.apart else draw(st.sampled_from((3, 4))),
         page_gap=draw(st.sampled_from((0, 0, 1, 5))),
         list_gap=draw(st.sampled_from((0, 0, 1, 3))),
+        prefill=len(shape) == 1 and draw(st.booleans()),
         lse=draw(st.booleans()),
         lse_base=draw(st.sampled_from((2.0, 2.0, math.e))),
         lse_layout=draw(st.sampled_from((None, *LSES))),

@@ -1,5 +1,5 @@
-"""tsmla_decode of chosen keys is right, whatever the lists: results, bytes that nobody may change, and bytes that
-nobody may read."""
+"""tsmla_decode and tsmla_sparse_prefill of chosen keys are right, whatever the lists: results, bytes that nobody may
+change, and bytes that nobody may read."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def check(case: ChosenCase, place: Place) -> None:
     inputs = drawn(case, place.arch)
     with place.running(case.schedule, case.processors):
         memory, given = case.manner.arrange(lambda: arranged(case, inputs))
-        result = case.manner.call(place, tsmla.tsmla_decode, memory, given)
+        operator = tsmla.tsmla_sparse_prefill if case.prefill else tsmla.tsmla_decode
+        result = case.manner.call(place, operator, memory, as_prefill(given) if case.prefill else given)
         out, lse = (tensor.cpu() for tensor in result) if case.lse else (result.cpu(), None)
         for name, guarded in memory.items():
             written = name in ("workspace", "out", "lse")
@@ -103,6 +104,20 @@ def check(case: ChosenCase, place: Place) -> None:
     expected = with_sinks(Rows.joined(parts), sinks, case.lse_includes_sink)
     judged = judge if tells_apart(expected, given_precision) else judge_extreme
     judged(expected, flat_out[tokens].flatten(0, 1), lse, case.output_scale, given_precision)
+
+
+_OF_DECODE = ("kv_cache", "kv_lora_rank", "qk_rope_head_dim", "block_tables", "seq_lens", "max_seq_len")
+
+
+def as_prefill(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of tsmla_sparse_prefill that mean what those of tsmla_decode do. Pages of one key become rows."""
+
+    def rows(cache: torch.Tensor) -> torch.Tensor:
+        return cache[:, 0] if cache.ndim == 3 and cache.shape[1] == 1 else cache
+
+    cache = given["kv_cache"]
+    kv = tuple(map(rows, cache)) if type(cache) is tuple else rows(cache)
+    return {"kv": kv} | {name: value for name, value in given.items() if name not in _OF_DECODE}
 
 
 def arranged(case: ChosenCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict[str, Any]]:

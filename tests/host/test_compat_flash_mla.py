@@ -12,10 +12,10 @@ from hypothesis import strategies as some
 from launches import ROOM, alike, distinct, launched, place_of, processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError
-from tsmla.compat import flash_mla, translate
+from tsmla.compat import flash_mla
 from tsmla.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 from tsmla.loading import resolve
-from tsmla.operators import checks
+from tsmla.operators import checks, workspace
 from tsmla.operators.decode import tsmla_decode
 
 BATCH, S_Q, HEADS, PAGES, PAGE, WIDTH = 3, 2, 4, 10, 64, 6
@@ -209,7 +209,7 @@ def test_rows_of_656_bytes_go_with_indices(monkeypatch, is_fp8):
     """What the operator is given; which rows its kernels have is its own to say."""
     given = []
     monkeypatch.setattr(checks, "cuda", checks.stored)
-    monkeypatch.setattr(translate, "scratch", lambda *sizes: sizes)
+    monkeypatch.setattr(workspace, "scratch", lambda *sizes: sizes)
     monkeypatch.setattr(flash_mla, "tsmla_decode", lambda **arguments: given.append(arguments))
     for cache in (SCALED, SCALED.view(torch.float8_e4m3fn)):
         flash_mla_with_kvcache(**inputs(k_cache=cache, indices=LISTS, is_fp8_kvcache=is_fp8))

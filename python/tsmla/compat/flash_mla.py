@@ -1,4 +1,5 @@
-"""FlashMLA's decode, dense and of chosen keys, by `tsmla_decode`: `get_mla_metadata` and `flash_mla_with_kvcache`.
+"""FlashMLA's decode, dense and of chosen keys, and its prefill of chosen keys: `get_mla_metadata`,
+`flash_mla_with_kvcache` and `flash_mla_sparse_fwd`, by `tsmla_decode` and `tsmla_sparse_prefill`.
 
 They take the parameters of FlashMLA's older and current versions. Compared: deepseek-ai/FlashMLA 02fe0d0 and 9241ae3,
 sgl-flash-mla 1.0.0. docs/start/compat.md has what differs.
@@ -14,11 +15,13 @@ import torch
 
 from ..errors import ArgumentError, UnsupportedError
 from ..identity.row_format import ROWS
-from ..operators import checks
+from ..identity.support import LATENT_DIM
+from ..operators import checks, workspace
 from ..operators.decode import tsmla_decode
+from ..operators.sparse_prefill import tsmla_sparse_prefill
 from . import translate
 
-__all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
+__all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
 
 _FACE = "flash_mla_with_kvcache"
 _NAMES = {
@@ -118,7 +121,7 @@ def flash_mla_with_kvcache(
     if indices is None:
         keys, longest = _paged(k_cache, block_table, cache_seqlens, topk_length)
         keys["causal_mask"] = causal
-        workspace = translate.scratch(q, batch, s_q, heads, longest)
+        room = workspace.scratch(q, batch, s_q, heads, longest)
     else:
         if checks.flag(_FACE, "causal", causal):
             raise ArgumentError(f"{_FACE}: causal is True beside indices; it must be False: the lists say what is seen")
@@ -126,13 +129,13 @@ def flash_mla_with_kvcache(
         top_k = checks.shape(_FACE, "indices", indices, (batch, s_q, "top_k"))["top_k"]
         keys = {"block_tables": None, "seq_lens": None, "max_seq_len": None}
         keys |= {"indices": indices, "topk_length": topk_length}
-        workspace = translate.scratch(q, batch * s_q, 1, heads, top_k)
+        room = workspace.scratch(q, batch * s_q, 1, heads, top_k)
     made = q.new_empty((batch, s_q, heads), dtype=torch.float32)
     try:
         out: Any = tsmla_decode(
             query=translate.readable(_FACE, "q", q),
             kv_cache=k_cache.squeeze(2),
-            workspace_buffer=workspace,
+            workspace_buffer=room,
             kv_lora_rank=head_dim_v,
             qk_rope_head_dim=q.shape[-1] - checks.integer(_FACE, "head_dim_v", head_dim_v, 1, translate.LARGEST_INT),
             softmax_scale=scale,
@@ -146,7 +149,64 @@ def flash_mla_with_kvcache(
     except ArgumentError as error:
         raise translate.in_their_words(_FACE, error, _NAMES) from None
     lse = q.new_empty((batch, heads, s_q), dtype=torch.float32)
-    return out, torch.nan_to_num(made.transpose(1, 2), nan=math.nan, posinf=math.inf, neginf=math.inf, out=lse)
+    return out, _with_infinity(made.transpose(1, 2), lse)
+
+
+def flash_mla_sparse_fwd(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    indices: torch.Tensor,
+    sm_scale: float,
+    d_v: int = 512,
+    attn_sink: torch.Tensor | None = None,
+    topk_length: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, None, torch.Tensor]:
+    """Attention of query tokens to chosen keys: `tsmla_sparse_prefill` with FlashMLA's arguments and results, but for
+    the maximum of the logits, which is None.
+
+    Args:
+        q: [s_q, heads, 576 or 512], bf16, fp16, e4m3 or e5m2, any number of heads; copied where it is not contiguous.
+        kv: [s_kv, 1, 576 or 512] as q, with strides that are multiples of 16 bytes; or [s_kv, 1, 656], e4m3 or uint8,
+            for a bf16 q.
+        indices: [s_q, 1, top_k] int32: the rows of kv that each token sees. Those that kv does not have name no key,
+            whether -1, s_kv or any other; one that stands twice counts twice.
+        sm_scale: factor of the scores.
+        d_v: 512.
+        attn_sink: [heads] float32: the output is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)); the LSE is not.
+        topk_length: [s_q] int32 or int64: only so many of the first of each list count.
+
+    Returns:
+        (out, None, lse): out [s_q, heads, 512], q's dtype or bf16 for 8 bits; lse [s_q, heads] float32, **natural
+        log**. A token without a key gives output 0 and LSE **+inf**, as FlashMLA does. FlashMLA's second result is the
+        largest scaled score of each row. The kernels here keep none that is exact, so None stands in its place and not
+        a number that would be wrong; a caller that reads it fails.
+
+    Raises what `tsmla_sparse_prefill` raises; the texts have both functions' names of an argument.
+    """
+    face = "flash_mla_sparse_fwd"
+    checks.cuda(face, "q", q)
+    sizes = checks.shape(face, "q", q, ("s_q", "heads", 576), ("s_q", "heads", 512))
+    checks.stored(face, "kv", kv)
+    checks.shape(face, "kv", kv, *(("s_kv", 1, width) for width in (q.shape[-1], _ROW_BYTES)))
+    checks.stored(face, "indices", indices)
+    checks.shape(face, "indices", indices, (sizes["s_q"], 1, "top_k"))
+    if checks.integer(face, "d_v", d_v, 1, translate.LARGEST_INT) != LATENT_DIM:
+        raise UnsupportedError(f"{face}: d_v is {d_v}; kernels exist for {LATENT_DIM}")
+    lse = q.new_empty((sizes["s_q"], sizes["heads"]), dtype=torch.float32)
+    try:
+        out: Any = tsmla_sparse_prefill(
+            translate.readable(face, "q", q), kv, indices.squeeze(1), sm_scale,
+            topk_length=topk_length, sinks=attn_sink, lse=lse,
+        )  # fmt: skip
+    except ArgumentError as error:
+        names = {"query": "q", "softmax_scale": "sm_scale", "sinks": "attn_sink"}
+        raise translate.in_their_words(face, error, names) from None
+    return out, None, _with_infinity(lse, lse)
+
+
+def _with_infinity(lse: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """Write an LSE with +inf for rows without keys, FlashMLA's, where the operators have -inf."""
+    return torch.nan_to_num(lse, nan=math.nan, posinf=math.inf, neginf=math.inf, out=into)
 
 
 def _paged(k_cache: torch.Tensor, block_table: Any, cache_seqlens: Any, topk_length: Any) -> tuple[dict[str, Any], int]:

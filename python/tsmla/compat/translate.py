@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..errors import ArgumentError, UnsupportedError
-from ..identity.plan import plan_decode
 from ..operators import checks
 from ..operators.capture import is_capturing
-from ..operators.workspace import multiprocessors
 
 LARGEST_INT = 2**31 - 1
 
@@ -100,16 +98,6 @@ def joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:
     if any(stride < shape[-1] and size > 1 for stride, size in zip(left.stride()[:-1], shape[:-1], strict=True)):
         return None
     return left.as_strided(shape, left.stride(), left.storage_offset())
-
-
-def scratch(query: torch.Tensor, batch: int, q_len: int, heads: int, longest: int) -> torch.Tensor:
-    """Allocate a workspace for one decode."""
-    size = 0
-    if batch and q_len and heads:
-        longest = min(max(longest, 1), LARGEST_INT)
-        arch, processors = checks.arch_of(query.device), multiprocessors(query.device)
-        size = plan_decode(arch, processors, batch, q_len, heads, longest).workspace_bytes
-    return query.new_empty(size, dtype=torch.int8)
 
 
 def in_their_words(face: str, error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:

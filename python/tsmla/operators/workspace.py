@@ -11,6 +11,8 @@ from ..identity.plan import plan_decode
 from . import checks
 
 _LARGEST_INT = 2**31 - 1
+_MOST_ROWS_A_HEAD = 8
+"""Rows of partial results that an SM keeps for each head at most, of requests of up to so many query tokens."""
 _DEVICES = "a CUDA device, such as 0, 'cuda' or 'cuda:1'"
 
 
@@ -43,6 +45,21 @@ def decode_workspace_size(
         return 0
     arch, processors = _gpu_of(operator, place)
     return plan_decode(arch, processors, batch_size, q_len, heads, max_seq_len, varies).workspace_bytes
+
+
+def scratch(query: torch.Tensor, batch: int, q_len: int, heads: int, longest: int) -> torch.Tensor:
+    """Allocate a workspace for one decode, on the query's device."""
+    size = 0
+    if batch and q_len and heads:
+        longest = min(max(longest, 1), _LARGEST_INT)
+        arch, processors = checks.arch_of(query.device), multiprocessors(query.device)
+        size = plan_decode(arch, processors, batch, q_len, heads, longest).workspace_bytes
+    return query.new_empty(size, dtype=torch.int8)
+
+
+def enough(device: torch.device, heads: int) -> int:
+    """Return bytes that are enough for any number of requests of one query token each."""
+    return multiprocessors(device) * heads * _MOST_ROWS_A_HEAD * 513 * 4
 
 
 def sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:
