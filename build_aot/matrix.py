@@ -15,6 +15,7 @@ from tsmla.identity.variant import (
     FAMILIES,
     DecodeVariant,
     Dtype,
+    KeyMaskVariant,
     PackVariant,
     PrefillVariant,
     QuantizeQVariant,
@@ -47,6 +48,7 @@ def shipped(
 
 
 def _candidates(arch: Arch) -> Iterator[Variant]:
+    yield KeyMaskVariant(arch)
     for dtype, out, dims, causal, lse in itertools.product(Dtype, ATTENTION_OUT_DTYPES, PREFILL_DIMS, OFF_ON, OFF_ON):
         yield PrefillVariant(arch, dtype, out, *dims, causal=causal, lse=lse)
     for dtype, out, dims in itertools.product(Dtype, ATTENTION_OUT_DTYPES, PREFILL_DIMS):

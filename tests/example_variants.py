@@ -12,6 +12,7 @@ from tsmla.identity.row_format import ROWS
 from tsmla.identity.variant import (
     DecodeVariant,
     Dtype,
+    KeyMaskVariant,
     PackVariant,
     PrefillVariant,
     QuantizeQVariant,
@@ -29,6 +30,7 @@ DECODE = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True)
 WRITE_CACHE = WriteCacheVariant(Arch.SM90A, Dtype.BF16, ROWS["fp8_ds_mla"])
 READ_CACHE = ReadCacheVariant(Arch.SM90A, Dtype.BF16, ROWS["fp8_ds_mla"])
 QUANTIZE_Q = QuantizeQVariant(Arch.SM90A, Dtype.BF16, ROWS["snapmla"])
+KEY_MASK = KeyMaskVariant(Arch.SM90A)
 SIGNATURE = "Expects 1 parameters when calling: `stand_in(x: int)`"
 
 

@@ -25,6 +25,7 @@ from tsmla.identity.support import (
 from tsmla.identity.variant import (
     DecodeVariant,
     Dtype,
+    KeyMaskVariant,
     PackVariant,
     PrefillVariant,
     QuantizeQVariant,
@@ -113,6 +114,7 @@ def short_table() -> str:
         ("`mla_kv_pack_quantize_fp8`", f"{', '.join(PACK_DTYPES)} to {', '.join(PACK_OUT_DTYPES)}", packs),
         ("`mla_write_cache`, `mla_read_cache`", f"{', '.join(CACHE_DTYPES)} rows", caches),
         ("`mla_quantize_q`", f"queries to {', '.join(QUANTIZED_QUERIES)} rows", queries),
+        ("`tsmla_key_mask`", "lists of chosen keys to masks", lambda arch: [KeyMaskVariant(arch)]),
     ]
 
     def exists(of: Callable[[Arch], list[Variant]], arch: Arch) -> str:
@@ -201,6 +203,7 @@ def support_table() -> str:
         )
         for name, dtypes in QUANTIZED_QUERIES.items()
     ]
+    rows.append(("`tsmla_key_mask`", [why_unsupported(KeyMaskVariant(arch)) is None for arch in SHIPPED_ARCHS]))
     return _table(["operator"], [[name, *map(_said, cells)] for name, cells in rows])
 
 

@@ -10,6 +10,7 @@ from tsmla.identity.arch import Arch
 from tsmla.identity.support import why_unsupported
 from tsmla.identity.variant import (
     DecodeVariant,
+    KeyMaskVariant,
     PackVariant,
     PrefillVariant,
     QuantizeQVariant,
@@ -43,6 +44,8 @@ def recipe(variant: Variant) -> Recipe:
         from .cache.read import ReadCacheKernel as Kernel
     elif isinstance(variant, QuantizeQVariant):
         from .cache.query import QuantizeQKernel as Kernel
+    elif isinstance(variant, KeyMaskVariant):
+        from .key_mask.kernel import KeyMaskKernel as Kernel
     elif isinstance(variant, PrefillVariant) and variant.arch is Arch.SM90A:
         from .sm90.prefill.kernel import PrefillKernel as Kernel
     elif isinstance(variant, PrefillVariant):

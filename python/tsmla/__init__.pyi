@@ -8,6 +8,7 @@ from .identity.arch import Arch as Arch
 from .identity.support import why_unsupported as why_unsupported
 from .identity.variant import DecodeVariant as DecodeVariant
 from .identity.variant import Dtype as Dtype
+from .identity.variant import KeyMaskVariant as KeyMaskVariant
 from .identity.variant import PackVariant as PackVariant
 from .identity.variant import PrefillVariant as PrefillVariant
 from .identity.variant import QuantizeQVariant as QuantizeQVariant
@@ -19,6 +20,7 @@ from .loading.status import has_binary_decode as has_binary_decode
 from .loading.status import has_binary_prefill as has_binary_prefill
 from .loading.status import variant_status as variant_status
 from .operators.decode import tsmla_decode as tsmla_decode
+from .operators.key_mask import tsmla_key_mask as tsmla_key_mask
 from .operators.pack import mla_kv_pack_quantize_fp8 as mla_kv_pack_quantize_fp8
 from .operators.prefill import tsmla_prefill as tsmla_prefill
 from .operators.prepare import warmup as warmup

@@ -25,6 +25,7 @@ def test_the_promised_kernels_ship():
         ("pack", Arch.SM90A): 6,
         ("pack", Arch.SM100A): 6,
         ("pack", Arch.SM103A): 6,
+        **{("key_mask", arch): 1 for arch in SHIPPED_ARCHS},
         **{("quantize_q", arch): 1 for arch in SHIPPED_ARCHS},
         **{(f"{verb}_cache", arch): 9 for verb in ("write", "read") for arch in SHIPPED_ARCHS},
     }

@@ -12,6 +12,7 @@ from tsmla.identity.variant import (
     FAMILIES,
     DecodeVariant,
     Dtype,
+    KeyMaskVariant,
     PackVariant,
     PrefillVariant,
     QuantizeQVariant,
@@ -44,6 +45,7 @@ KERNELS = {
         ReadCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["fp8_ds_mla"]),
         ReadCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["latent_bf16"]),
     ),
+    "key_mask": (KeyMaskVariant(Arch.SM100A),),
     "quantize_q": (QuantizeQVariant(Arch.SM100A, Dtype.BF16, ROWS["snapmla"]),),
 }
 """Kernels that each case of their family means something to: with an LSE, and rope pieces where there may be any."""

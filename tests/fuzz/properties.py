@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from tsmla.identity.variant import (
     DecodeVariant,
+    KeyMaskVariant,
     PackVariant,
     PrefillVariant,
     QuantizeQVariant,
@@ -21,6 +22,7 @@ from . import (
     chosen_property,
     decode_property,
     face_property,
+    mask_property,
     pack_property,
     prefill_property,
     query_property,
@@ -31,6 +33,7 @@ from .chosen_case import ChosenCase, chosen_cases
 from .decode_case import DecodeCase, decode_cases, decode_extremes
 from .face_case import FaceCase, face_cases
 from .manner import Manner
+from .mask_case import MaskCase, mask_cases
 from .pack_case import PackCase, pack_cases
 from .places import Schedule
 from .prefill_case import PrefillCase, prefill_cases, prefill_extremes
@@ -39,7 +42,7 @@ from .reference_decode import Sight
 from .refusal_case import Refusal, refusals
 from .scaled_rows import Scaling
 
-Case = PrefillCase | DecodeCase | ChosenCase | PackCase | CacheCase | QueryCase | FaceCase | Refusal
+Case = PrefillCase | DecodeCase | ChosenCase | PackCase | CacheCase | QueryCase | MaskCase | FaceCase | Refusal
 
 
 class Property(NamedTuple):
@@ -75,6 +78,8 @@ PROPERTIES = {
     "write_cache": Property(WriteCacheVariant, cache_cases, 20, 0.5),
     "read_cache": Property(ReadCacheVariant, cache_cases, 20, 0.5),
     "quantize_q": Property(QuantizeQVariant, query_cases, 20, 0.3),
+    "key_mask": Property(KeyMaskVariant, mask_cases, 20, 0.3),
+    "key_mask refused": Property(KeyMaskVariant, refusals, 40, 0.2),
     "write_cache refused": Property(WriteCacheVariant, refusals, 40, 0.2),
     "read_cache refused": Property(ReadCacheVariant, refusals, 40, 0.2),
     "quantize_q refused": Property(QuantizeQVariant, refusals, 40, 0.2),
@@ -86,6 +91,7 @@ _CHECKS: dict[type, Callable[..., None]] = {
     PackCase: pack_property.check,
     CacheCase: cache_property.check,
     QueryCase: query_property.check,
+    MaskCase: mask_property.check,
     FaceCase: face_property.check,
     Refusal: refusal_property.check,
 }

@@ -10,6 +10,7 @@ from tsmla.identity.plan import FEW_ROWS_DEALS, wide_rows
 from tsmla.identity.row_format import format_of
 from tsmla.identity.variant import (
     DecodeVariant,
+    KeyMaskVariant,
     PackVariant,
     PrefillVariant,
     QuantizeQVariant,
@@ -22,6 +23,7 @@ from . import wrong_arguments
 from .cache_case import CacheCase
 from .decode_case import DecodeCase, rope_of
 from .guarded import LAYOUTS
+from .mask_case import MaskCase
 from .pack_case import PackCase
 from .plain import Plain
 from .prefill_case import PrefillCase
@@ -36,7 +38,7 @@ class Refusal(Plain):
     "value" for one of the argument's wrong values. index: which value or variation. seen: after a right call of the
     kind, which the operator remembers."""
 
-    call: PrefillCase | DecodeCase | PackCase | CacheCase | QueryCase
+    call: PrefillCase | DecodeCase | PackCase | CacheCase | QueryCase | MaskCase
     argument: str
     wrong: str
     index: int = 0
@@ -59,6 +61,7 @@ TABLES = {
     "write_cache": wrong_arguments.WRITE_CACHE,
     "read_cache": wrong_arguments.READ_CACHE,
     "quantize_q": wrong_arguments.QUANTIZE_Q,
+    "key_mask": wrong_arguments.KEY_MASK,
 }
 
 
@@ -79,6 +82,8 @@ def refusals(draw: Any, variant: Variant, hostile: bool = True) -> Refusal:
         call = draw(_packs(variant))
     elif isinstance(variant, WriteCacheVariant | ReadCacheVariant):
         call = draw(_caches(variant))
+    elif isinstance(variant, KeyMaskVariant):
+        call = MaskCase(3, 5, 70, lengths=(1, 2, 5), pdl=draw(st.booleans()))
     else:
         assert isinstance(variant, QuantizeQVariant)
         call = draw(_queries(variant))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import tsmla
 
-from . import cache_property, decode_property, pack_property, prefill_property, query_property
+from . import cache_property, decode_property, mask_property, pack_property, prefill_property, query_property
 from .guarded import Guarded
 from .places import Place
 from .refusal_case import TABLES, Refusal
@@ -24,6 +24,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "write_cache": tsmla.mla_write_cache,
     "read_cache": tsmla.mla_read_cache,
     "quantize_q": tsmla.mla_quantize_q,
+    "key_mask": tsmla.tsmla_key_mask,
 }
 _PROPERTIES: dict[str, Any] = {
     "prefill": prefill_property,
@@ -32,6 +33,7 @@ _PROPERTIES: dict[str, Any] = {
     "write_cache": cache_property,
     "read_cache": cache_property,
     "quantize_q": query_property,
+    "key_mask": mask_property,
 }
 
 

@@ -194,6 +194,13 @@ READ_CACHE = {
     "cum_seq_lens": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ("seq_starts",)),
     "seq_starts": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), _NO_TENSORS, ()),
 }
+KEY_MASK: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
+    "indices": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ("topk_length", "out")),
+    "keys": ((), (None, -1, 2**31, "70", 7.5, 64, 97), ("out",)),
+    "topk_length": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), _NO_TENSORS, ()),
+    "out": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1", "dim 1 +1", "dim 1 -1"), _NO_TENSORS, ()),
+    "enable_pdl": ((), (None, "yes", 2), ()),
+}
 QUANTIZE_Q: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "query": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 +1"), (None, *_NO_TENSORS, (1, 2)), ("_out",)),
     "nope_out": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 +1"), _NO_TENSORS, ()),

@@ -14,7 +14,7 @@ import pytest
 import torch
 import tsmla
 from emulated_archs import KERNELS
-from example_variants import DECODE, MASKED, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
+from example_variants import DECODE, KEY_MASK, MASKED, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from launches import SMS, processors
 from refusing import refusing
 from tsmla.identity.arch import Arch
@@ -26,7 +26,7 @@ from tsmla.loading import resolve
 from tsmla.operators import checks, examine
 from tsmla_kernels import registry
 
-VARIANTS = (PREFILL, MASKED, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
+VARIANTS = (PREFILL, MASKED, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q, KEY_MASK)
 APART_ROWS = {"row": ROWS["snapmla"]}
 DECODE_APART = dataclasses.replace(DECODE, dtype=Dtype.E4M3, **APART_ROWS)
 FORMS = (
@@ -44,7 +44,7 @@ SIZES = {
     "tokens_q": 5, "tokens_kv": 7, "heads_q": 4, "heads_kv": 2, "batch_size": 3, "batch": 3, "requests": 3, "q_len": 2,
     "heads": 6, "pages": 10, "page_size": 64, "width": 4, "bytes": 1 << 24, "tokens": 5, "d_query": 128, "d_key": 128,
     "query_columns": 512, "row_width": 656, "max_positions": 9, "cos_sin_columns": 64,
-    "mask_words": 2,
+    "mask_words": 2, "top_k": 7,
 }  # fmt: skip
 NUMBERS: dict[str, dict[str, Any]] = {
     "prefill": {"softmax_scale": 0.125, "k_scale": 2.0, "v_scale": 3.0, "output_scale": 5.0, "batch_size": 3,
@@ -57,6 +57,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "write_cache": {"scale": 1.0, "power_of_two_scales": True, "rope_interleaved": True, "enable_pdl": True},
     "read_cache": {"scale": 1.0, "enable_pdl": True},
     "quantize_q": {"power_of_two_scales": True, "enable_pdl": True},
+    "key_mask": {"keys": 64, "enable_pdl": True},
 }  # fmt: skip
 APART: dict[str, dict[str, Any]] = {
     "decode": {"sinks": None, "cp_world": 4, "cp_rank": 2, "lse_includes_sink": False, "batch_invariant": False}
@@ -194,7 +195,8 @@ def test_kernels_take_what_the_table_says(variant, arch) -> None:
 def test_operators_launch_in_the_order_of_the_table(variant, packed, launches) -> None:
     whole = call_of(variant, packed)
     for given in (whole, {**whole, **APART.get(variant.family, {})}) * 2:
-        results = function_of(variant)(**paired(given)) or ()
+        results = function_of(variant)(**paired(given))
+        results = (results,) if isinstance(results, torch.Tensor) else results or ()
         assert all(got is want for got, want in zip(results, results_of(given), strict=True))
         launch = launches.pop()
         for argument, got in zip(operator_of(variant).arguments, launch, strict=True):

@@ -50,7 +50,15 @@ def test_probe_exit_status(shipped: Path, capsys, arguments: list[str], status: 
     assert cli.main(["probe", "--json", *arguments]) == status
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is (status == 0)
-    assert set(report["families"]) == {"prefill", "pack", "decode", "write_cache", "read_cache", "quantize_q"}
+    assert set(report["families"]) == {
+        "prefill",
+        "pack",
+        "decode",
+        "write_cache",
+        "read_cache",
+        "quantize_q",
+        "key_mask",
+    }
 
 
 def test_probe_of_an_unknown_architecture(capsys) -> None:

@@ -155,6 +155,13 @@ OPERATORS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "scale_out": zeros(2, 3, 4, dtype=torch.float32), "enable_pdl": False,
         },
     ),
+    "key_mask": (
+        tsmla.tsmla_key_mask,
+        {
+            "indices": zeros(3, 5, dtype=torch.int32), "keys": 40, "topk_length": lengths(0, 1, 5),
+            "out": zeros(3, 2, dtype=torch.int32), "enable_pdl": False,
+        },
+    ),
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import tsmla
-from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE, library_manifest
+from example_variants import DECODE, KEY_MASK, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE, library_manifest
 from tsmla.identity.arch import SHIPPED_ARCHS, Arch
 from tsmla.identity.variant import FAMILIES
 from tsmla.loading import gpu, manifest, records, toolchain
@@ -202,7 +202,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "objs"
     directory.mkdir()
     libraries = []
-    for variant in (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q):
+    for variant in (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q, KEY_MASK):
         file = directory / manifest.library_file(variant.family, variant.arch, "x86_64")
         file.write_bytes(variant.symbol().encode())
         libraries.append(manifest.LibraryRecord.of_file(file, library_manifest(variant)))

@@ -12,6 +12,7 @@ from tsmla.identity.row_format import ROWS
 from tsmla.problems import cache as cache_problems
 from tsmla.problems import chosen as chosen_problems
 from tsmla.problems import decode as decode_problems
+from tsmla.problems import key_mask as key_mask_problems
 from tsmla.problems import pack as pack_problems
 from tsmla.problems import prefill as prefill_problems
 from tsmla.problems.cases import cases_of
@@ -127,6 +128,7 @@ def test_without_lse_nothing_is_asked_of_it():
         (chosen_problems, ["chosen"]),
         (pack_problems, ["pack"]),
         (cache_problems, ["write_cache", "read_cache", "quantize_q"]),
+        (key_mask_problems, ["key_mask"]),
     ],
 )
 def test_what_one_kernel_made_is_there_for_the_next(tests, families):

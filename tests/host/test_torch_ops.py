@@ -21,7 +21,18 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from traced_calls import arguments, attention
 from tsmla import ArgumentError
 from tsmla.identity.arch import Arch
-from tsmla.identity.call import DECODE, OPERATORS, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE, Number, Operator
+from tsmla.identity.call import (
+    DECODE,
+    KEY_MASK,
+    OPERATORS,
+    PACK,
+    PREFILL,
+    QUANTIZE_Q,
+    READ_CACHE,
+    WRITE_CACHE,
+    Number,
+    Operator,
+)
 from tsmla.identity.variant import Variant
 from tsmla.loading import resolve
 from tsmla.operators import checks, traced
@@ -54,6 +65,8 @@ SCHEMAS = {
     "Tensor? rope_cache=None, Tensor? scale_cache=None, float scale=1., bool enable_pdl=False) -> ()",
     "quantize_q": "tsmla::quantize_q(Tensor query, Tensor(a!) nope_out, Tensor(b!) rope_out, Tensor(c!) scale_out, *, "
     "bool power_of_two_scales=True, bool enable_pdl=False, Tensor? query_pe=None) -> ()",
+    "key_mask": "tsmla::key_mask(Tensor indices, SymInt keys, Tensor(a!) out, *, Tensor? topk_length=None, "
+    "bool enable_pdl=False) -> ()",
 }
 
 
@@ -143,6 +156,8 @@ def required(operator: Operator) -> dict[str, Any]:
             "rope_out": random(BATCH, 1, HEADS, 64),
             "scale_out": torch.zeros(BATCH, 1, HEADS),
         }
+    if operator is KEY_MASK:
+        return {"indices": ints(*range(15)).view(TOKENS, 3), "keys": 40, "out": ints(*range(10)).view(TOKENS, 2)}
     return {
         "k_nope": random(TOKENS, HEADS, 128),
         "k_pe": random(TOKENS, 64),
@@ -179,6 +194,8 @@ def optional(operator: Operator) -> dict[str, Any]:
         }
     if operator is QUANTIZE_Q:
         return {"power_of_two_scales": False, "enable_pdl": True}
+    if operator is KEY_MASK:
+        return {"topk_length": torch.arange(TOKENS), "enable_pdl": True}
     return {"k_scale_inv": 2.0, "v_scale_inv": 0.25}
 
 
@@ -234,7 +251,9 @@ def test_functions_hand_on_every_argument_in_its_place(operator, monkeypatch) ->
 
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-@pytest.mark.parametrize("operator", [PREFILL, DECODE, WRITE_CACHE, READ_CACHE], ids=lambda operator: operator.name)
+@pytest.mark.parametrize(
+    "operator", [PREFILL, DECODE, WRITE_CACHE, READ_CACHE, KEY_MASK], ids=lambda operator: operator.name
+)
 def test_opcheck(stand_ins, operator, data) -> None:
     chosen = data.draw(st.sets(st.sampled_from(sorted(optional(operator)))))
     if fewest(operator):
@@ -333,6 +352,7 @@ def test_results_that_are_given_are_written_and_returned(stand_ins, operator) ->
     call |= rest_of(operator, call)
     traced = compile(lambda call: function_of(operator)(**call))
     results = traced(call)
+    results = (results,) if isinstance(results, torch.Tensor) else results
     expected = [call[name].clone() for name in names if name in call]
     if operator in (WRITE_CACHE, READ_CACHE):
         assert results is None

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import pytest
-from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
+from example_variants import DECODE, KEY_MASK, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from tsmla.errors import ArgumentError
 from tsmla.identity.arch import Arch
 from tsmla.identity.dtype import ScaleDtype
@@ -19,7 +19,7 @@ from tsmla.identity.variant import FAMILIES, DecodeVariant, Dtype, Variant, vari
 from tsmla.tools.variant_text import accepted, variant_of
 from tsmla_kernels.registry import recipe
 
-EXAMPLES = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
+EXAMPLES = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q, KEY_MASK)
 
 
 def other_values(value: object) -> list[object]:
@@ -96,7 +96,7 @@ def test_json_values_come_back_as_the_same_variant(variant: Variant) -> None:
     [
         (
             {"family": "sparse"},
-            "family is 'sparse'; known families: prefill, decode, pack, write_cache, read_cache, quantize_q",
+            "family is 'sparse'; known families: prefill, decode, pack, write_cache, read_cache, quantize_q, key_mask",
         ),
         ({"colour": 1}, "missing or unknown fields: colour"),
         ({"lse": 1}, "field lse is 1, not a bool"),

@@ -22,6 +22,7 @@ from tsmla.identity.support import CACHE_DTYPES, LATENT_DIM, NOPE_DIMS, PREFILL_
 from tsmla.identity.variant import (
     DecodeVariant,
     Dtype,
+    KeyMaskVariant,
     PackVariant,
     PrefillVariant,
     QuantizeQVariant,
@@ -31,6 +32,7 @@ from tsmla.identity.variant import (
 )
 from tsmla.operators.checks import TORCH_DTYPE_OF
 from tsmla.problems import cache as cache_problems
+from tsmla.problems import key_mask as key_mask_problems
 from tsmla.problems import query as query_problems
 from tsmla.problems.cases import cases_of
 from tsmla.problems.lists import named_slots, random_lists, union_of
@@ -126,6 +128,7 @@ def variants(archs: Iterable[Arch] = SHIPPED_ARCHS) -> list[Variant]:
     for arch, (name, row) in itertools.product(archs, ROWS.items()):
         for dtype in CACHE_DTYPES[name]:
             found += [kind(arch, dtype, row) for kind in (WriteCacheVariant, ReadCacheVariant, QuantizeQVariant)]
+    found += [KeyMaskVariant(arch) for arch in archs]
     return [variant for variant in found if tsmla.why_unsupported(variant) is None]
 
 
@@ -200,6 +203,8 @@ def make_calls(
         judged = _short_cases(cache_problems, variant)
     elif isinstance(variant, QuantizeQVariant):
         judged = _short_cases(query_problems, variant)
+    if isinstance(variant, KeyMaskVariant):
+        return _short_cases(key_mask_problems, variant)
     elif isinstance(variant, PrefillVariant):
         judged = []
         for long in _BOOLS[: prefill_kernels(variant)]:

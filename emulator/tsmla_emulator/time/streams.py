@@ -28,11 +28,13 @@ class StreamTraced(Traced):
     """The first CTA of a kernel that moves rows.
 
     A shape's keys are what is packed or read, its queries what is written or quantised; heads count where rows have
-    them. Raises ValueError where CTAs wait for others.
+    them. Raises ValueError where warps wait for others.
     """
 
     def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None):
         super().__init__(variant, shape, processors, compiled)
+        if variant.family not in KINDS:
+            raise ValueError(f"{variant} has no model: its warps wait for each other")
         kind = KINDS[variant.family]
         self.call = self.run(lambda: kind.call(variant), (0,))
         launch = self.call.launches[0]

@@ -15,6 +15,7 @@ from .support import DECODE_OUT_DTYPES, LATENT_DIM, PACK_DTYPES, ROPE_DIM
 from .variant import (
     DecodeVariant,
     Dtype,
+    KeyMaskVariant,
     PackVariant,
     PrefillVariant,
     QuantizeQVariant,
@@ -112,9 +113,10 @@ class Number:
 class Operator:
     """A public function, and what its kernels take, in their order; a stream follows.
 
-    dtypes: the inputs'; the first tensor decides. keyed: sizes of the call that its checks or its plan look at, besides
-    comparing them with each other. unkeyed: fields in which no two variants differ, so that every kernel refuses other
-    sizes. known: sizes that all variants share, for errors that come before the variant is known."""
+    dtypes: the inputs'; the first tensor decides. Empty where all that there are stand in the table. keyed: sizes of
+    the call that its checks or its plan look at, besides comparing them with each other. unkeyed: fields in which no
+    two variants differ, so that every kernel refuses other sizes. known: sizes that all variants share, for errors
+    that come before the variant is known."""
 
     name: str
     variant: type[Variant]
@@ -409,7 +411,20 @@ QUANTIZE_Q = Operator(
     keyed=("query_columns",),
     known={"query_columns": LATENT_DIM + ROPE_DIM},
 )
+KEY_MASK = Operator(
+    "tsmla_key_mask",
+    KeyMaskVariant,
+    (
+        Argument("indices", "indices", ("tokens", "top_k"), strides=Strides.ROWS),
+        Argument("lengths", "topk_length", ("tokens",), also_dtypes=_INT64, left_out=LeftOut.EMPTY),
+        Argument("mask", "out", ("tokens", "mask_words"), strides=Strides.ROWS, **_MADE),
+        Number("keys", "keys", 0, per_call=True),
+        _PDL,
+    ),
+    dtypes=(),
+)
 
 OPERATORS = {
-    operator.variant.family: operator for operator in (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
+    operator.variant.family: operator
+    for operator in (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q, KEY_MASK)
 }

@@ -7,6 +7,7 @@ from .dtype import Dtype
 from .row_format import NAMES, ROWS, RowFormat, uniform_row
 from .variant import (
     DecodeVariant,
+    KeyMaskVariant,
     PackVariant,
     PrefillVariant,
     QuantizeQVariant,
@@ -56,6 +57,8 @@ def why_unsupported(variant: Variant) -> str | None:
         return _why_cache(variant)
     if isinstance(variant, QuantizeQVariant):
         return _why_quantize_q(variant)
+    if isinstance(variant, KeyMaskVariant):
+        return None
     raise TypeError(f"not a variant: {variant!r}")
 
 

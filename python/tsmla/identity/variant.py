@@ -185,8 +185,28 @@ class QuantizeQVariant(_CacheVariant):
     family: ClassVar[str] = "quantize_q"
 
 
-Variant = PrefillVariant | DecodeVariant | PackVariant | WriteCacheVariant | ReadCacheVariant | QuantizeQVariant
-_CLASSES = (PrefillVariant, DecodeVariant, PackVariant, WriteCacheVariant, ReadCacheVariant, QuantizeQVariant)
+@dataclasses.dataclass(frozen=True)
+class KeyMaskVariant(_Variant):
+    """One compiled maker of key masks: lists of chosen keys in, a bit for each key of a query token out."""
+
+    family: ClassVar[str] = "key_mask"
+
+    def symbol(self) -> str:
+        return f"tsmla_key_mask_{self.arch}"
+
+
+_CLASSES = (
+    PrefillVariant, DecodeVariant, PackVariant, WriteCacheVariant, ReadCacheVariant, QuantizeQVariant, KeyMaskVariant,
+)  # fmt: skip
+Variant = (
+    PrefillVariant
+    | DecodeVariant
+    | PackVariant
+    | WriteCacheVariant
+    | ReadCacheVariant
+    | QuantizeQVariant
+    | KeyMaskVariant
+)
 
 FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in _CLASSES}
 

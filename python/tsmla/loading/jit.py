@@ -32,7 +32,15 @@ logger = logging.getLogger("tsmla")
 
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, RecursionError, CacheMiss)
 _MOST_RECORD_BYTES, _MOST_CODE_BYTES = 1 << 20, 1 << 30
-TYPICAL_SECONDS = {"prefill": 6, "decode": 8, "pack": 3, "write_cache": 3, "read_cache": 3, "quantize_q": 3}
+TYPICAL_SECONDS = {
+    "prefill": 6,
+    "decode": 8,
+    "pack": 3,
+    "write_cache": 3,
+    "read_cache": 3,
+    "quantize_q": 3,
+    "key_mask": 3,
+}
 """Seconds that a compile takes on two cores of a server CPU, import of the compiler included; for a log line only."""
 
 

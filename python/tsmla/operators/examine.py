@@ -50,8 +50,10 @@ class Examination:
         for argument in operator.deciding:
             self._check_place(argument)
             self._check_shape(argument)
-        checks.dtype_in(operator.name, self.reference, tensor, [checks.TORCH_DTYPE_OF[d] for d in operator.dtypes])
-        self.dtype: Dtype = checks.dtype_of(tensor.dtype)
+        if operator.dtypes:
+            accepted = [checks.TORCH_DTYPE_OF[dtype] for dtype in operator.dtypes]
+            checks.dtype_in(operator.name, self.reference, tensor, accepted)
+            self.dtype: Dtype = checks.dtype_of(tensor.dtype)
 
     def check(self, variant: Variant) -> None:
         """Check everything that the kernels of a variant rely on."""

@@ -53,15 +53,16 @@ _Size = int | tuple[tuple[str, int], ...]
 class _Result(NamedTuple):
     """A result of an operator, and how it is made where callers give none.
 
-    sizes: numbers, and sums of sizes of tensors: (tensor's name, dimension counted from the last).
+    sizes: numbers, and sums of sizes of tensors: (tensor's name, dimension counted from the last). None where one
+        follows from no tensor: the function then makes the result before its traced call.
     packed_sizes: the same for a call whose query tokens are packed.
     dtype: as the table has it.
     flag: the parameter that asks for it.
     """
 
     name: str
-    sizes: tuple[_Size, ...]
-    packed_sizes: tuple[_Size, ...]
+    sizes: tuple[_Size, ...] | None
+    packed_sizes: tuple[_Size, ...] | None
     dtype: str
     flag: str
 
@@ -122,8 +123,11 @@ def _results(operator: Operator) -> tuple[_Result, ...]:
         known = call.extent(size, operator.known)
         return tuple(places[term] for term in str(size).split(" + ")) if known is None else known
 
-    def sizes_of(shape: tuple[int | str, ...]) -> tuple[_Size, ...]:
-        return tuple(size_of(size) for size in shape)
+    def sizes_of(shape: tuple[int | str, ...]) -> tuple[_Size, ...] | None:
+        try:
+            return tuple(size_of(size) for size in shape)
+        except KeyError:
+            return None
 
     return tuple(
         _Result(
@@ -221,9 +225,11 @@ def _register(
             if found is None and asked:
                 dtype = given.get(dtype_given) or dtypes.get(source.dtype, source.dtype)
                 dtype = getattr(torch, result.dtype, dtype)
+                sizes = result.packed_sizes if packed else result.sizes
+                assert sizes is not None
                 shape = [
                     size if isinstance(size, int) else sum([_extent(given[name], index) for name, index in size])
-                    for size in (result.packed_sizes if packed else result.sizes)
+                    for size in sizes
                 ]
                 found = given[result.name] = source.new_empty(shape, dtype=dtype)
             if asked:

@@ -173,6 +173,27 @@ class CacheCase:
 
 
 @dataclasses.dataclass(frozen=True)
+class MaskCase:
+    """Lists of chosen keys that become a mask.
+
+    lengths: how many indices of each token's list count; all where it is empty.
+    outside: the share of indices that name no key.
+    distinct: keys are among so many first ones; among all with 0.
+    strided: lists and words are slices of wider ones.
+    """
+
+    name: str
+    top_k: int
+    tokens: int
+    keys: int
+    lengths: tuple[int, ...] = ()
+    outside: float = 0.1
+    distinct: int = 0
+    strided: bool = False
+    short: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class QueryCase:
     """A query to quantise.
 
@@ -196,7 +217,7 @@ class QueryCase:
         return self.batch * self.q_len * self.heads
 
 
-Case = PrefillCase | DecodeCase | ChosenCase | PackCase | CacheCase | QueryCase
+Case = PrefillCase | DecodeCase | ChosenCase | PackCase | CacheCase | QueryCase | MaskCase
 
 _PREFILL = (
     PrefillCase(
@@ -370,6 +391,20 @@ _QUANTIZE_Q = (
     QueryCase("128 requests, two tokens, 16 heads", 128, 2, 16, strided=True),
 )
 
+_KEY_MASK = (
+    MaskCase("lengths, words of one bit", 300, 7, 641, lengths=(0, -3, 1, 31, 300, 999, 256), strided=True, short=True),
+    MaskCase("several passes, few keys chosen", 40, 2, 131072 + 97, outside=0.5, short=True),
+    MaskCase("2048 of 65536 keys", 2048, 300, 65536),
+    MaskCase("2048 of 8192 keys", 2048, 4096, 8192),
+    MaskCase("one key many times", 2048, 3, 33, distinct=1, outside=0.0),
+    MaskCase("neighbours", 2048, 5, 4096, distinct=96),
+    MaskCase("a list beyond a round of loads", 5000, 3, 5001, strided=True),
+    MaskCase("one key and one index", 1, 200, 1),
+    MaskCase("nearly all indices outside", 2048, 40, 4000, outside=0.99),
+    MaskCase("lists without indices", 0, 3, 100),
+    MaskCase("a million keys", 2048, 9, 1 << 20),
+)
+
 _ALL: dict[str, tuple[Case, ...]] = {
     "prefill": _PREFILL,
     "masked": _MASKED,
@@ -379,6 +414,7 @@ _ALL: dict[str, tuple[Case, ...]] = {
     "write_cache": _CACHE,
     "read_cache": _CACHE,
     "quantize_q": _QUANTIZE_Q,
+    "key_mask": _KEY_MASK,
 }
 
 

@@ -193,6 +193,19 @@ def _quantize_q() -> Called:
     return Called(text, seconds, _of_rows(numbers_in(ROWS[QUERY_FORMAT], rows), query))
 
 
+def _key_mask() -> Called:
+    import torch
+
+    from ..operators.key_mask import tsmla_key_mask
+
+    tokens, top_k, keys = 5, 2048, 8000
+    lists = torch.stack([torch.randperm(keys)[:top_k] for _ in range(tokens)])
+    mask, seconds = _timed(lambda: tsmla_key_mask(lists.int().to("cuda"), keys))
+    bits = (mask.cpu()[..., None] >> torch.arange(32) & 1).flatten(1).float()
+    wanted = torch.zeros_like(bits).scatter_(1, lists, 1.0)
+    return Called(f"{tokens} tokens, {top_k} of {keys} keys", seconds, _of_rows(bits, wanted))
+
+
 CALLS: dict[str, Callable[[], Called]] = {
     "mla_kv_pack_quantize_fp8": _pack,
     "tsmla_prefill": _prefill,
@@ -200,6 +213,7 @@ CALLS: dict[str, Callable[[], Called]] = {
     "mla_write_cache": _write_cache,
     "mla_read_cache": _read_cache,
     "mla_quantize_q": _quantize_q,
+    "tsmla_key_mask": _key_mask,
 }
 
 

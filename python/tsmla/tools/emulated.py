@@ -20,6 +20,7 @@ from ..identity.row_format import ROWS
 from ..identity.variant import (
     DecodeVariant,
     Dtype,
+    KeyMaskVariant,
     PackVariant,
     PrefillVariant,
     QuantizeQVariant,
@@ -41,6 +42,7 @@ def examples(arch: Arch) -> list[Variant]:
         WriteCacheVariant(arch, Dtype.BF16, ROWS["fp8_ds_mla"]),
         ReadCacheVariant(arch, Dtype.BF16, ROWS["fp8_ds_mla"]),
         QuantizeQVariant(arch, Dtype.BF16, ROWS["snapmla"]),
+        KeyMaskVariant(arch),
     ]
 
 

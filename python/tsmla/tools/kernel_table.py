@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from ..identity.arch import Arch
 from ..identity.row_format import ROWS
-from ..identity.variant import FAMILIES, DecodeVariant, PackVariant, PrefillVariant, Variant
+from ..identity.variant import FAMILIES, DecodeVariant, KeyMaskVariant, PackVariant, PrefillVariant, Variant
 
 HEADER = ("operator", "dtypes", "dims or cache rows", "mask", "LSE", "architecture", "kernels")
 
@@ -32,6 +32,8 @@ def rows(variants: Iterable[Variant]) -> list[tuple[str, ...]]:
 
 
 def _dtypes(variant: Variant) -> str:
+    if isinstance(variant, KeyMaskVariant):
+        return "int32 to bits"
     out = getattr(variant, "out_dtype", None)
     return f"{variant.dtype} to {out}" if out else str(variant.dtype)
 
@@ -41,6 +43,8 @@ def _shape(variant: Variant) -> str:
         return f"qk {variant.d_qk}, v {variant.d_v}{', key mask' if variant.masked else ''}"
     if isinstance(variant, PackVariant):
         return f"nope {variant.d_nope}, rope {variant.d_rope}, v {variant.d_v}"
+    if isinstance(variant, KeyMaskVariant):
+        return "-"
     name = next((name for name, row in ROWS.items() if row == variant.row), str(variant.row))
     return f"{name}, chosen keys" if isinstance(variant, DecodeVariant) and variant.gathers else name
 

@@ -21,7 +21,7 @@ import torch
 from ...identity.arch import Arch
 from ...identity.variant import Variant, variant_from_dict
 from ...loading import resolve
-from ...problems import cache, chosen, decode, pack, prefill, query
+from ...problems import cache, chosen, decode, key_mask, pack, prefill, query
 from ...problems.cases import Case, cases_of, kind_of
 from ...problems.memory import Memory, Repetitions
 from .protocol import Job, Outcome
@@ -37,6 +37,7 @@ _CALLS: dict[str, Any] = {
     "write_cache": cache,
     "read_cache": cache,
     "quantize_q": query,
+    "key_mask": key_mask,
 }
 
 
@@ -47,7 +48,7 @@ def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:
     resolve.forget()  # what is found from here on is this kernel alone
     for case in cases_of(kind_of(variant), full=job.full):
         say({"case": case.name})
-        torch.manual_seed(zlib.crc32(repr((case, variant.dtype)).encode()))
+        torch.manual_seed(zlib.crc32(repr((case, getattr(variant, "dtype", None))).encode()))
         try:
             error, found = _run_case(variant, case, job.repeats)
         except Exception as raised:

@@ -1,0 +1,48 @@
+"""Key masks of `tsmla selftest`: a case's lists, the call that a variant serves, and what it must give."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ..identity.variant import KeyMaskVariant
+from ..operators.key_mask import tsmla_key_mask
+from .cases import MaskCase, cases_of
+from .lists import named_slots, random_lists
+from .memory import Memory, surrounded
+from .prefill import mask_words
+from .reference import Judged, compared
+
+_KEPT = len(cases_of("key_mask", full=True))
+_GAP = 3
+"""Elements between the rows of strided lists and words."""
+_BITS = 32
+
+
+def run(variant: KeyMaskVariant, case: MaskCase, memory: Memory, pdl: bool) -> dict[str, torch.Tensor]:
+    """Call the operator; the result lies in memory of `memory`."""
+    indices, _ = _problem(case)
+    gap = _GAP if case.strided else 0
+    given = surrounded((case.tokens, case.top_k + gap), torch.int32)[:, : case.top_k]
+    given.copy_(indices)
+    out = memory.allocate((case.tokens, -(-case.keys // _BITS)), torch.int32, gap=gap)
+    lengths = torch.tensor(case.lengths, dtype=torch.int32, device="cuda") if case.lengths else None
+    return {"mask": tsmla_key_mask(given, case.keys, topk_length=lengths, out=out, enable_pdl=pdl)}
+
+
+def check(variant: KeyMaskVariant, case: MaskCase, results: dict[str, torch.Tensor]) -> Judged:
+    """Compare the result of `run` with torch: equal words."""
+    return compared(results, {"mask": _problem(case)[1]})
+
+
+@functools.lru_cache(_KEPT)
+def _problem(case: MaskCase) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make a case's lists, and the words that they must become."""
+    indices = random_lists(case.tokens, case.top_k, (case.keys, 1), outside=case.outside, distinct=case.distinct)
+    words = []
+    for named in named_slots(indices, case.keys, case.lengths or None):
+        bits = torch.zeros(1, -(-case.keys // _BITS) * _BITS, dtype=torch.bool)
+        bits[0, named] = True
+        words.append(mask_words(bits))
+    return indices.int().to("cuda"), torch.cat(words).to("cuda")
