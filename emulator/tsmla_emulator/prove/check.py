@@ -203,8 +203,8 @@ def make_calls(
         judged = _short_cases(cache_problems, variant)
     elif isinstance(variant, QuantizeQVariant):
         judged = _short_cases(query_problems, variant)
-    if isinstance(variant, KeyMaskVariant):
-        return _short_cases(key_mask_problems, variant)
+    elif isinstance(variant, KeyMaskVariant):
+        judged = _short_cases(key_mask_problems, variant)
     elif isinstance(variant, PrefillVariant):
         judged = []
         for long in _BOOLS[: prefill_kernels(variant)]:

@@ -7,7 +7,8 @@ all of the token's words. A row of more than WORDS words takes several passes, e
 from __future__ import annotations
 
 import cutlass
-from cutlass import Boolean, Int32, Int64, cute
+from cutlass import Boolean, Int32, Int64, Uint32, cute
+from cutlass.cutlass_dsl import select_
 from tsmla.identity.call import KEY_MASK
 from tsmla.identity.variant import KeyMaskVariant
 
@@ -70,12 +71,12 @@ def _set_bits(shared: cute.Tensor, start: Int64, place: Int32, counted: Int32, f
     exist = [Boolean(place < counted - i * THREADS) for i in range(READ_AT_ONCE)]
     read = [ptx.load_if(exist[i], address, i * THREADS * 4, 1)[0] for i in range(READ_AT_ONCE)]
     for i in cutlass.range_constexpr(READ_AT_ONCE):
-        key = read[i]
-        word = key // BITS - first
-        if exist[i] & (key >= 0) & (key < keys) & (word >= 0) & (word < own):
-            cute.arch.red(
-                shared.iterator + word, Int32(1) << (key % BITS), op="or", dtype="b32", sem="relaxed", scope="cta"
-            )
+        key = select_(exist[i], read[i], Int32(-1))
+        word = (key >> BITS.bit_length() - 1) - first
+        # Words of other passes, and those of keys below 0, are large numbers without a sign.
+        if (key < keys) & (Uint32(word) < Uint32(own)):
+            bit = Int32(1) << (key & (BITS - 1))
+            cute.arch.red(shared.iterator + word, bit, op="or", dtype="b32", sem="relaxed", scope="cta")
 
 
 def _row(tensor: cute.Tensor, row: Int32) -> Int64:

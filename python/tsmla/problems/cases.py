@@ -180,6 +180,8 @@ class MaskCase:
     outside: the share of indices that name no key.
     distinct: keys are among so many first ones; among all with 0.
     strided: lists and words are slices of wider ones.
+    edges: the last eight indices that count are the first and last keys of all and of what the kernel does at a time,
+        and indices that name no key; so is the one behind them. No others name a key.
     """
 
     name: str
@@ -190,6 +192,7 @@ class MaskCase:
     outside: float = 0.1
     distinct: int = 0
     strided: bool = False
+    edges: bool = False
     short: bool = False
 
 
@@ -393,7 +396,12 @@ _QUANTIZE_Q = (
 
 _KEY_MASK = (
     MaskCase("lengths, words of one bit", 300, 7, 641, lengths=(0, -3, 1, 31, 300, 999, 256), strided=True, short=True),
-    MaskCase("several passes, few keys chosen", 40, 2, 131072 + 97, outside=0.5, short=True),
+    MaskCase(
+        "edges", 2400, 9, 131072 + 97, lengths=tuple(256 * token + 8 for token in range(9)), edges=True, short=True
+    ),
+    MaskCase("one index counts", 40, 1, 50, lengths=(1,), outside=0.0, short=True),
+    *(MaskCase(f"{top_k} indices and no more memory", top_k, 1, 5000, short=True) for top_k in range(256, 2049, 256)),
+    MaskCase("two passes", 2048, 2, 131072 + 97, outside=0.5),
     MaskCase("2048 of 65536 keys", 2048, 300, 65536),
     MaskCase("2048 of 8192 keys", 2048, 4096, 8192),
     MaskCase("one key many times", 2048, 3, 33, distinct=1, outside=0.0),
