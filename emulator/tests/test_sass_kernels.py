@@ -30,6 +30,7 @@ EQUAL = (
     "tsmla_write_cache_sm_90a_bf16_d512e4m3s128x64",
     "tsmla_read_cache_sm_90a_bf16_d512e4m3s512apartwholex64",
     "tsmla_quantize_q_sm_90a_bf16_d512e4m3s512apartwholex64",
+    "tsmla_key_mask_sm_90a",
     "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_full_nolse",
     "tsmla_decode_sm_90a_bf16_to_bf16_d512e4m3s128x64_lse",
 )

@@ -67,6 +67,7 @@ ONE_WORD = {
     "SHF.R.S32.HI R20, RZ, R11, R10": lambda a, b, c: s(a) >> min(b, 31),
     "SHF.L.U64.HI R20, R10, R11, R12": lambda a, b, c: pair(a, c) << b >> 32 if b < 64 else 0,
     "SHF.L.W.U32.HI R20, R10, R11, R12": lambda a, b, c: pair(a, c) << (b & 31) >> 32,
+    "SHF.L.W.U32 R20, R10, R11, RZ": lambda a, b, c: a << (b & 31),
     "SHF.R.W.U32.HI R20, RZ, R11, R10": lambda a, b, c: a >> (b & 31),
     "SHF.R.U64 R20, R10, R11, R12": lambda a, b, c: pair(a, c) >> b if b < 64 else 0,
     "PRMT R20, R10, 0x9910, R11": lambda a, b, c: prmt(a, 0x9910, b),

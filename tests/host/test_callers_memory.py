@@ -13,7 +13,16 @@ import torch
 from launches import ROOM, distinct
 from refusing import Recorder
 from torch.utils._python_dispatch import TorchDispatchMode
-from tsmla import mla_kv_pack_quantize_fp8, mla_quantize_q, mla_read_cache, mla_write_cache, tsmla_decode, tsmla_prefill
+from tsmla import (
+    mla_kv_pack_quantize_fp8,
+    mla_quantize_q,
+    mla_read_cache,
+    mla_write_cache,
+    tsmla_decode,
+    tsmla_key_mask,
+    tsmla_prefill,
+    tsmla_sparse_prefill,
+)
 from tsmla.compat import flash_mla, flashinfer, tokenspeed_mla
 from tsmla.loading import resolve
 
@@ -185,6 +194,21 @@ def quantize() -> Call:
     return lambda: mla_quantize_q(query)
 
 
+def sparse(**results: torch.Tensor) -> Call:
+    query, rows, indices = distinct(TOKENS, HEADS, 576), distinct(40, 576), ints(*range(18)).view(TOKENS, 3)
+    return lambda: tsmla_sparse_prefill(query, rows, indices, 0.1, **results)
+
+
+def sparse_flash() -> Call:
+    query, rows, indices = distinct(TOKENS, HEADS, 576), distinct(40, 1, 576), ints(*range(18)).view(TOKENS, 1, 3)
+    return lambda: flash_mla.flash_mla_sparse_fwd(query, rows, indices, 0.1)
+
+
+def mask() -> Call:
+    indices, lengths, out = ints(*range(18)).view(TOKENS, 3), ints(*range(TOKENS)), ints(*range(12)).view(TOKENS, 2)
+    return lambda: tsmla_key_mask(indices, 40, topk_length=lengths, out=out)
+
+
 EVEN, UNEVEN = (0, 2, 4, 6), (0, 1, 4, 6)
 CALLS: dict[str, Callable[[], Call]] = {
     "decode": lambda: decode(lse_base=math.e),
@@ -201,6 +225,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "read": lambda: read(indices=ints(*range(TOKENS))),
     "read by tables": lambda: read(block_tables=torch.zeros(2, 3, dtype=torch.int32), cum_seq_lens=ints(0, 3, 6)),
     "quantised query": quantize,
+    "sparse prefill": lambda: sparse(out=nan(TOKENS, HEADS, 512, dtype=BF16), lse=nan(HEADS, TOKENS).T),
+    "key mask": mask,
     "tokenspeed_mla decode": lambda: tokenspeed(
         tokenspeed_mla.tokenspeed_mla_decode, **decode_inputs(out=nan(3, 2, HEADS, 512, dtype=BF16), softmax_scale=0.1)
     ),
@@ -215,6 +241,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "wrapper, planned again": lambda: wrapper(lists(*UNEVEN), lists(*EVEN), before=1, use_cuda_graph=True),
     "ragged": ragged,
     "FlashMLA": flash,
+    "FlashMLA's sparse prefill": sparse_flash,
 }
 every_call = pytest.mark.parametrize("make", CALLS.values(), ids=CALLS.keys())
 

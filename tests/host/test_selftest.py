@@ -224,7 +224,7 @@ def test_all_good(installed: Path, own_records: Path, stand_in, capsys) -> None:
     assert cli.main(["selftest"]) == 0
     printed = capsys.readouterr().out
     assert all(f"{v}: ok, 1 cases, error at most 0.50" in printed for v in (PREFILL, DECODE, PACK))
-    assert "NVIDIA H200: 6 kernels, 0 wrong" in printed
+    assert "NVIDIA H200: 7 kernels, 0 wrong" in printed
     assert f"on record for sm_90a: {records.UNVERIFIED}" in printed
 
 
@@ -232,7 +232,7 @@ def test_something_wrong_is_an_exit_status(installed: Path, stand_in, capsys) ->
     stand_in(**{DECODE.symbol(): "wrong"})
     assert cli.main(["selftest"]) == 1
     printed = capsys.readouterr().out
-    assert f"{DECODE}: WRONG: a tile: output is off" in printed and "6 kernels, 1 wrong" in printed
+    assert f"{DECODE}: WRONG: a tile: output is off" in printed and "7 kernels, 1 wrong" in printed
     assert cli.main(["selftest", "--family", "prefill", "pack"]) == 0
     assert "2 kernels, 0 wrong" in capsys.readouterr().out
     assert cli.main(["selftest", "--kernel", DECODE.symbol()]) == 1
@@ -247,7 +247,7 @@ def test_full_json_is_the_record(installed: Path, own_records: Path, stand_in, c
     assert record["gpu"] == "NVIDIA H200" and record["torch"] == "2.11.0" and record["arch"] == "sm_90a"
     assert record["source_digest"] == toolchain.source_digest()
     assert record["libraries"] == {file.name: manifest.file_sha256(file) for file in installed.glob("*.so")}
-    assert [kernel["repeats"] for kernel in record["kernels"]] == [100] * 6
+    assert [kernel["repeats"] for kernel in record["kernels"]] == [100] * 7
     assert records.passed(record, Arch.SM90A) and not records.passed(record, Arch.SM100A)
     (own_records / "selftest_sm_90a.json").write_text(printed)
     passed = f"selftest passed on NVIDIA H200, {record['date']}"
@@ -263,7 +263,7 @@ def test_full_in_the_emulator_is_no_record_of_hardware(installed: Path, stand_in
     record = json.loads(capsys.readouterr().out)
     assert record["full"] and record["emulated"] and not records.passed(record, Arch.SM90A)
     symbols = [kernel["symbol"] for kernel in record["kernels"]]
-    assert symbols == sorted(symbols) and len(symbols) == 6
+    assert symbols == sorted(symbols) and len(symbols) == 7
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def _term(row: int) -> str:
 def _shifts(op) -> None:
     op("shift_left_high", "u32", "u32 u32 u32", "u64 v = u64(c) << 32 | a; d = u32((b > 63 ? 0 : v << b) >> 32)")
     op("funnel_left_wrap", "u32", "u32 u32 u32", "d = u32((u64(c) << 32 | a) << (b & 31) >> 32)")
+    op("shift_left_wrap", "u32", "u32 u32", "d = a << (b & 31)")
     op("shift_right_wrap", "u32", "u32 u32", "d = a >> (b & 31)")
     op("shift_right_low", "u32", "u32 u32 u32", "u64 v = u64(c) << 32 | a; d = u32(b > 63 ? 0 : v >> b)")
     op("shift_right_low_s64", "u32", "u32 u32 u32", "s64 v = s64(u64(c) << 32 | a); d = u32(v >> (b > 63 ? 63 : b))")

@@ -122,6 +122,8 @@ def _shf(code: Code, instruction: Instruction) -> None:
             lane_op(code, instruction, "shift_left_high", [result], [a, b, c])
         case ("L", "W", "U32", "HI"):
             lane_op(code, instruction, "funnel_left_wrap", [result], [a, b, c])
+        case ("L", "W", "U32"):
+            lane_op(code, instruction, "shift_left_wrap", [result], [a, b])
         case ("R", "W", "U32", "HI"):
             lane_op(code, instruction, "shift_right_wrap", [result], [c, b])
         case ("R", "U64"):
