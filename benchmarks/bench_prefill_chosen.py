@@ -1,4 +1,4 @@
-"""Prompts by chosen keys (sparse attention), beside FlashMLA's sparse prefill.
+"""tsmla_sparse_prefill, prompts by chosen keys (sparse attention), beside FlashMLA's sparse prefill.
 
     python -m benchmarks prefill-chosen [--seconds S] [--quick] [--heads N ...] [--formats F ...]
 
@@ -14,8 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import tsmla
 
 from . import protocol, runner
+from .bench_decode import LATENT
 from .bench_decode_chosen import MAX_DIFFERENCE, TOP_K, Case
 from .peers import vllm_wheel
 from .protocol import Candidate, Monitor
@@ -25,12 +27,29 @@ SHAPES = tuple((keys, heads) for keys in (8192, 65536) for heads in (128, 64, 16
 """(keys, heads)."""
 
 
+def ours(case: Case, kv: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return a launch of tsmla_sparse_prefill."""
+    tokens, heads, _ = case.query.shape
+    size = tsmla.decode_workspace_size(tokens, 1, heads, TOP_K)
+    workspace = torch.empty(size, dtype=torch.int8, device="cuda")
+    out = torch.empty(tokens, heads, LATENT, dtype=torch.bfloat16, device="cuda")
+    lse = torch.empty(tokens, heads, device="cuda")
+
+    def launch() -> torch.Tensor:
+        tsmla.tsmla_sparse_prefill(
+            case.query, kv, case.indices, case.scale, out=out, lse=lse, workspace_buffer=workspace
+        )
+        return out
+
+    return launch
+
+
 def launches(case: Case, formats: list[str]) -> dict[str, Callable[[], torch.Tensor]]:
     """Return launches by name, of ours and, where vLLM is installed, of its FlashMLA."""
-    caches = {"bf16": case.cache, "fp8_ds_mla": case.whole}
-    found = {name: case.ours(caches[name]) for name in formats}
+    rows = case.cache.flatten(0, 1)
+    keys = {"bf16": rows, "fp8_ds_mla": case.whole}
+    found = {name: ours(case, keys[name]) for name in formats}
     if vllm_wheel.installed():
-        rows = case.cache.flatten(0, 1)
         found["FlashMLA sparse"] = vllm_wheel.flash_mla_chosen_prefill(case.query, rows, case.indices, case.scale)
     return found
 
