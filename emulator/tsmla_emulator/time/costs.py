@@ -26,7 +26,7 @@ KINDS_OF_REPLAY = (
     "commit copy copy_commit copy_wait copy_arrive stall"
 ).split()
 """Kinds of instructions, in the order of core/replay.h."""
-PIPES = "none fma alu mufu convert move tensor_memory".split()
+PIPES = "none fma alu mufu convert move tensor_memory warp_product".split()
 RULES = {
     "code": "machine code: ptxas's order, stall counts and scoreboards",
     "rate": "the machine table has a rate of its own",
@@ -190,6 +190,8 @@ def _cost(instruction: Instruction, item: Encoded, m: Machine) -> Cost:
     if name in ("ldmatrix", "stmatrix"):
         latency = m.shared_latency.clocks if name == "ldmatrix" else 0
         return Cost("rate", pipe="move", occupancy=1, latency=latency, port=len(item.items), loads=int(latency > 0))
+    if name == "mma":
+        return Cost("rate", pipe="warp_product", occupancy=m.warp_product.clocks, latency=m.warp_product_latency.clocks)
     if kind in ("branch", "synchronise"):
         return Cost("other")
     raise UnknownRate(f"the timing model has no cost for {opcode} at line {instruction.line}")
@@ -202,7 +204,7 @@ def _anchor(instruction: Instruction, item: Encoded, name: str, m: Machine) -> C
         "barrier_sync": "named_sync", "barrier_arrive": "named_arrive", "cluster_arrive": "cluster_arrive",
         "cluster_wait": "cluster_wait", "bulk_load_tensor": "load", "bulk_store_tensor": "store",
         "bulk_commit": "store_commit", "wgmma_commit": "wgmma_commit", "tmem_wait_load": "tensor_wait_load",
-        "tmem_wait_store": "tensor_wait_store", "tmem_mma": "product", "tmem_commit": "commit", "cp_async": "copy",
+        "tmem_wait_store": "tensor_wait_store", "tmem_mma": "product", "tmem_commit": "commit",
         "cp_async_commit": "copy_commit", "cp_async_arrive": "copy_arrive",
     }  # fmt: skip
     stalls = {
@@ -219,6 +221,10 @@ def _anchor(instruction: Instruction, item: Encoded, name: str, m: Machine) -> C
         return Cost("anchor", plain[name])
     if name in stalls:
         return Cost("anchor", "stall", value=stalls[name])
+    if name == "cp_async":  # value: clocks until the first byte
+        latency = m.load_latency_hbm.clocks
+        port = 32 * item.extra // 128
+        return Cost("anchor", "copy", "move", occupancy=m.shuffle.clocks, port=port, value=latency)
     if name == "bulk_copy":
         return Cost("anchor", "store" if ".global.shared" in opcode else "load")
     if name in ("bulk_wait", "cp_async_wait", "wgmma_wait"):

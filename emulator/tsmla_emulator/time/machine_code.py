@@ -30,6 +30,7 @@ _OPCODES = {
     "store_global": "STG",
     "constant": "LDC LDCU S2R S2UR",
     "wgmma": "HGMMA QGMMA",
+    "warp_product": "HMMA",
     "product": "UTCHMMA UTCQMMA",
     "commit": "UTCBAR",
     "tensor_store": "STTM",

@@ -41,6 +41,7 @@ class Machine:
     hbm: Value  # GB/s, reading
     l2: Value  # bytes a clock and SM, all SMs copying what several of them read
     l2_own: Value  # the same, each its own
+    l2_bytes: Value  # that L2 holds
     fma: Value
     fma_latency: Value
     alu: Value
@@ -50,6 +51,8 @@ class Machine:
     special_latency: Value
     convert: Value
     convert_pipe: str  # alu or convert
+    warp_product: Value  # mma.sync m16n8k16, by a sub-partition's tensor core
+    warp_product_latency: Value
     shuffle: Value
     shuffle_latency: Value
     shared_latency: Value
@@ -104,6 +107,7 @@ H100 = Machine(
     hbm=Value(3260, MEASURED + ": 12.48 bytes a clock and SM at 1.98 GHz"),
     l2=Value(65, MEASURED + ": SMs that share what they read; 30 where each reads its own", 30, 84),
     l2_own=Value(30, MEASURED),
+    l2_bytes=Value(50e6, "NVIDIA H100 white paper: 50 MB", 25e6, 50e6),
     fma=Value(1, MEASURED),
     fma_latency=Value(4, MEASURED + ": 4.6 with the loop"),
     alu=Value(2, MEASURED),
@@ -113,6 +117,8 @@ H100 = Machine(
     special_latency=Value(17, MEASURED),
     convert=Value(2, MEASURED + ": in the pipe of the maxima"),
     convert_pipe="alu",
+    warp_product=Value(6, "assumed: six tenths of the rate of wgmma, of which 4 clk would be all", 4, 8),
+    warp_product_latency=Value(33, ASSUMED),
     shuffle=Value(4, MEASURED),
     shuffle_latency=Value(24, MEASURED),
     shared_latency=Value(23, MEASURED),
@@ -164,6 +170,7 @@ B200 = dataclasses.replace(
     hbm=Value(7260, "SemiAnalysisAI/microbench-blackwell"),
     l2=Value(65, _ON_HOPPER, 30, 100),
     l2_own=Value(30, _ON_HOPPER),
+    l2_bytes=Value(126e6, "torch.cuda.get_device_properties of a B200, as others report it: 126 MB", 63e6, 126e6),
     fma=Value(1, S4),
     fma_latency=Value(4, S4),
     alu=Value(2, S4),

@@ -3,7 +3,7 @@
 Barriers, waits and matrix instructions are anchors: ptxas keeps each of them, in order. The anchors that a warp ran are
 a sentence, and the control flow of its machine code is an automaton. Of the ways through it, the one is taken whose
 instructions between anchors are most like those of the PTX (exponentials, sums, maxima, conversions, shared and global
-memory, shuffles, arrivals, copies).
+memory, shuffles, arrivals, copies, products of warps).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ ANCHORS = {
 """Kinds of costs.KINDS_OF_REPLAY that are anchors -> names of machine_code."""
 TESTED = "mbarrier.test_wait"
 """An opcode that is a test in the machine code, though it has the cost of a wait."""
-KINDS = "special fma maximum convert shared shuffle global arrive load store copy init select".split()
+KINDS = "special fma maximum convert shared shuffle global arrive load store copy init select warp_product".split()
 """Kinds of instructions by which ways between two anchors are told apart."""
 _KIND_OF = {
     "special": 0, "fma": 1, "fma2": 1, "maximum": 2, "convert": 3, "ldmatrix": 4, "stmatrix": 4, "load_shared": 4,
     "store_shared": 4, "shuffle": 5, "load_global": 6, "store_global": 6, "arrive": 7, "load": 8, "store": 9,
-    "copy": 10, "init": 11, "select": 12,
+    "copy": 10, "init": 11, "select": 12, "warp_product": 13,
 }  # fmt: skip
-_WEIGHTS = (4, 1, 1, 2, 6, 6, 6, 12, 12, 12, 6, 6, 6)
+_WEIGHTS = (4, 1, 1, 2, 6, 6, 6, 12, 12, 12, 6, 6, 6, 6)
 MOST_STEPS, MOST_STATES = 4000, 8
 LOST = 400.0
 """The price of a stretch for which no way is found."""
@@ -210,6 +210,8 @@ def _kind(opcode: str, cost: Cost) -> str | None:
         return "fma"
     if cost.pipe == "mufu":
         return "special"
+    if cost.pipe == "warp_product":
+        return "warp_product"
     if cost.rule == "rate" and opcode.startswith("max."):
         return "maximum"
     if cost.rule == "rate" and opcode.startswith("cvt"):

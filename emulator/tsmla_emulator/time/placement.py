@@ -168,6 +168,9 @@ def _plain(coded: Coded, m: Machine) -> Cost:
     if name == "special":
         clocks = m.exponential.clocks if coded.size == 2 else m.special.clocks
         return Cost("code", pipe="mufu", occupancy=clocks, latency=m.special_latency.clocks)
+    if name == "warp_product":
+        clocks, latency = m.warp_product.clocks, m.warp_product_latency.clocks
+        return Cost("code", pipe="warp_product", occupancy=clocks, latency=latency)
     if name == "shuffle":
         return Cost("code", pipe="move", occupancy=m.shuffle.clocks, latency=m.shuffle_latency.clocks, port=1)
     if name in ("ldmatrix", "load_shared"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,6 +29,9 @@ from .replay import Memory, Prepared, Replayed, replay
 TILES_TRACED = (8, 40)
 """KV tiles of the two prefill CTAs that are replayed; the clocks of others lie on the line through both. Where a CTA
 can take several query tiles, one that takes as many as it can is replayed, too, with the fewer KV tiles for each."""
+
+CHOSEN_OF = 131072
+"""Slots that query tokens choose their keys of, at random."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,21 +181,30 @@ class PrefillTraced(Traced):
 
 
 class DecodeTraced(Traced):
-    """A decode: the CTAs that work longest, and one of the combine kernel."""
+    """A decode: the CTAs that work longest, and one of the combine kernel. Query tokens that choose their keys are
+    requests of one token, as the operator takes them."""
 
     def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None):
         super().__init__(variant, shape, processors, compiled)
+        self.requests, self.q_len = shape.sequences, shape.queries
+        if variant.gathers:
+            self.requests, self.q_len = shape.sequences * shape.queries, 1
         self.parts = self._parts()
+        call = _call_chosen if variant.gathers else _call_decode
+        self.call = self.run(lambda: call(variant, shape), (0,))
+        # A cluster runs so many parts: of pairs on Hopper each CTA has one, on Blackwell both have one.
+        self.in_cluster = max(1, self.call.launches[0].cluster[0] // self.sms)
         busiest = sorted(range(len(self.parts)), key=lambda part: -self.parts[part][0])
         kinds: dict[tuple[int, int, int], int] = {}
         for part in busiest:
-            kinds.setdefault(self.parts[part], part)
+            kinds.setdefault(self.parts[part], part // self.in_cluster)
         self.chosen = sorted(set([*kinds.values()][:4]) | {0})
-        self.call = self.run(lambda: _call_decode(variant, shape), self.chosen)
+        if self.chosen != [0]:
+            self.call = self.run(lambda: call(variant, shape), self.chosen)
         self.failing: list[Trace] = []
         attention = self.call.module.entries[self.call.launches[0].entry]
         if any(instruction.opcode.startswith("mbarrier.test_wait") for instruction in attention.instructions):
-            other = self.run(lambda: _call_decode(variant, shape), self.chosen, tests_fail=True)
+            other = self.run(lambda: call(variant, shape), self.chosen, tests_fail=True)
             self.failing = other.report.traces
 
     def _parts(self) -> list[tuple[int, int, int]]:
@@ -199,14 +212,15 @@ class DecodeTraced(Traced):
         from tsmla.identity.plan import deal_of, plan_decode, row_tiling, wide_rows
 
         s, arch = self.shape, self.variant.arch
-        rows = s.heads * s.queries
+        rows = s.heads * self.q_len
         wide = wide_rows(self.variant.row)
         deal = deal_of(arch, rows, wide=wide)
-        plan = plan_decode(arch, self.processors, s.sequences, s.queries, s.heads, s.keys, wide=wide)
+        plan = plan_decode(arch, self.processors, self.requests, self.q_len, s.heads, s.keys, wide=wide)
         found = []
         self.sms, self.reuse, self.tile_kv = deal.sms, row_tiling(rows, deal.row_tile).group, deal.tile_kv
         self.partials = 0
-        for own in deal_out(deal, [s.keys] * s.sequences, s.queries, s.heads, plan.parts, plan.slots).segments:
+        lengths = [s.keys] * self.requests
+        for own in deal_out(deal, lengths, self.q_len, s.heads, plan.parts, plan.slots).segments:
             split = sum(one.slot >= 0 for one in own)
             self.partials += split * min(rows, deal.row_tile)
             found.append((sum(one.tiles for one in own), len(own), split))
@@ -215,10 +229,13 @@ class DecodeTraced(Traced):
     def model(self, machine: Machine) -> Modelled:
         """Model the whole problem on a machine."""
         busy = sum(1 for part in self.parts if part[0]) * self.sms
-        prepared = self.prepared(self.call, 0, machine)
+        read = machine
+        if self.variant.gathers:  # lists of keys are read once
+            read = dataclasses.replace(machine, load_latency=machine.load_latency_hbm)
+        prepared = self.prepared(self.call, 0, read)
         # What an SM gets of memory. What is copied again, as keys and as values or by others of the group, is in L2.
         share = machine.hbm.value * 1e3 / machine.clock.value / busy
-        again = max(1.0, self._copied(prepared) / self._keys_bytes()) * self.reuse
+        again = max(1.0, self._copied(prepared) * self.reuse / self._keys_bytes()) / self._new(machine)
         memory = Memory(machine.copy_latency_hbm.value, min(share * again, machine.l2.value))
         ends = {}
         for part in self.chosen:
@@ -227,14 +244,14 @@ class DecodeTraced(Traced):
             ends[part] = (replay(prepared, own, memory, others), own)
         longest = max(ends, key=lambda part: ends[part][0].clocks)
         attention, traces = ends[longest]
-        details = {"attention": float(attention.clocks), "KV tiles of the longest CTA": float(self.parts[longest][0])}
+        most = max(part[0] for part in self._of(longest))
+        details = {"attention": float(attention.clocks), "KV tiles of the longest CTA": float(most)}
         clocks, launches = float(attention.clocks), self.call.launches[:1]
         if len(self.call.launches) > 1 and self.partials:
             combine = self._combine(machine)
             details["combine"] = combine
             clocks, launches = clocks + combine, self.call.launches[:2]
         details["partial rows"] = float(self.partials)
-        tiles = max(self.parts[longest][0], 1)
         return Modelled(
             machine,
             clocks,
@@ -243,8 +260,28 @@ class DecodeTraced(Traced):
             attention,
             prepared,
             traces,
-            attention.clocks / tiles,
+            attention.clocks / max(most, 1),
         )
+
+    def _of(self, cluster: int) -> list[tuple[int, int, int]]:
+        """Return the parts of a cluster."""
+        return self.parts[cluster * self.in_cluster : (cluster + 1) * self.in_cluster]
+
+    def _new(self, machine: Machine) -> float:
+        """Return the share of what requests copy first that L2 does not have of another request: 1 unless keys are
+        chosen, at random among CHOSEN_OF slots.
+
+        L2 is taken to keep what came last. A row is in it if one of `rate` other requests of a call has asked for it
+        within the part of the call, `kept`, that brings as many rows as L2 holds (Che's approximation of such caches).
+        At the beginning it is empty.
+        """
+        if not self.variant.gathers:
+            return 1.0
+        rate = (self.requests - 1) * self.shape.keys / CHOSEN_OF
+        held = machine.l2_bytes.value / (self.variant.row.bytes * CHOSEN_OF)
+        kept = min(1.0, -math.log1p(-held) / rate) if rate and held < 1 else 1.0
+        while_empty = kept - (1 - math.exp(-rate * kept)) / rate if rate else 0.0  # of the beginning, all that L2 has
+        return 1.0 - while_empty - (1 - kept) * (1 - math.exp(-rate * kept))
 
     def _copied(self, prepared: Prepared) -> float:
         """Return the bytes that all SMs of the first chosen part copy."""
@@ -255,7 +292,7 @@ class DecodeTraced(Traced):
         """Return the bytes of the keys that the first chosen part attends to, each once."""
         from tsmla.identity.row_format import SCALE_BYTES
 
-        tiles, row = self.parts[self.chosen[0]][0], self.variant.row
+        tiles, row = self._of(self.chosen[0])[0][0], self.variant.row
         return max(tiles, 1) * self.tile_kv * (row.bytes + SCALE_BYTES * row.apart)
 
     def _combine(self, machine: Machine) -> float:
@@ -263,7 +300,7 @@ class DecodeTraced(Traced):
         prepared = self.prepared(self.call, 1, machine)
         own = [t for t in self.call.report.traces if t.launch == 1 and t.cluster == 0]
         one = replay(prepared, own, Memory(machine.copy_latency.value, machine.l2.value)).clocks
-        row_bytes = partial_row_bytes(self.variant, self.shape.heads * self.shape.queries)
+        row_bytes = partial_row_bytes(self.variant, self.shape.heads * self.q_len)
         return combine_clocks(launch, one, self.partials * row_bytes, machine)
 
 
@@ -370,8 +407,6 @@ def _call_decode(variant: Any, shape: Shape) -> None:
     import tsmla
     from tsmla.identity.support import LATENT_DIM, ROPE_DIM
 
-    if variant.gathers:
-        raise ValueError(f"{variant}: decodes of chosen keys are not modelled")
     torch.manual_seed(0)
     page, pages, width = 64, 64, LATENT_DIM + ROPE_DIM
     query, cache = (
@@ -395,4 +430,33 @@ def _call_decode(variant: Any, shape: Shape) -> None:
         shape.keys,
         width**-0.5,
         return_lse=variant.lse,
+    )
+
+
+def _call_chosen(variant: Any, shape: Shape) -> None:
+    """Call the decode with lists of random keys, of fewer pages than CHOSEN_OF says: where keys lie does not matter
+    here."""
+    import torch
+    import tsmla
+    from tsmla.identity.support import LATENT_DIM, ROPE_DIM
+
+    torch.manual_seed(0)
+    page, pages, width, tokens = 64, 64, LATENT_DIM + ROPE_DIM, shape.sequences * shape.queries
+    query = check.given_query(variant, torch.randn(tokens, shape.heads, width, device="cuda"))
+    cache = check.given_cache(variant, torch.randn(pages, page, width, device="cuda"))
+    indices = torch.randint(page * pages, (tokens, shape.keys), dtype=torch.int32).to("cuda")
+    size = tsmla.decode_workspace_size(tokens, 1, shape.heads, shape.keys)
+    tsmla.tsmla_decode(
+        query,
+        cache,
+        torch.empty(size, dtype=torch.int8, device="cuda"),
+        LATENT_DIM,
+        variant.row.columns - LATENT_DIM,
+        None,
+        None,
+        None,
+        width**-0.5,
+        return_lse=True,
+        indices=indices,
+        topk_length=torch.full((tokens,), shape.keys, dtype=torch.int32, device="cuda"),
     )

@@ -13,14 +13,15 @@ enum Kind : u8 {
   kStoreWait, kWgmma, kWgmmaCommit, kWgmmaWait, kTensorLoad, kTensorStore, kTensorWaitLoad, kTensorWaitStore, kProduct,
   kCommit, kCopy, kCopyCommit, kCopyWait, kCopyArrive, kStall, kKinds
 };
-enum Pipe : u8 { kNone, kFma, kAlu, kMufu, kConvert, kMove, kTensorMemory, kPipes };  // kMove: shared, global memory, shuffles
+// kMove: shared, global memory, shuffles; kWarpProduct: mma.sync
+enum Pipe : u8 { kNone, kFma, kAlu, kMufu, kConvert, kMove, kTensorMemory, kWarpProduct, kPipes };
 
 // Written by timing/replay.py in this layout.
 struct Cost {
   u8 kind, pipe, slots, registers;  // registers: a wgmma whose A is there
   u32 occupancy, latency;           // clocks of the pipe; until the result is there
   u32 port;                         // clocks of the SM's shared memory
-  u32 value;                        // groups that may be open; clocks of a product; clocks of a stall
+  u32 value;                        // groups that may be open; clocks of a product, of a stall, until a lane's copy comes
   u32 operands;                     // clocks of shared memory that a product on Hopper reads for
   u32 first, reads, writes;         // register slots: lists[first .. first + reads), then the written ones
   u8 loads;                         // it reads shared memory

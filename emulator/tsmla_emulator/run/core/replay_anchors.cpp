@@ -50,7 +50,11 @@ void Replay::act(Warp& w, u32 number, Sm& sm, const Cost& cost, u32 pc, u32 firs
       u64 done = 0;
       for (u32 i = 0; i < notes; i++) {  // a note for each target, or for each lane that copies
         bool same = i && note[i].c == note[i - 1].c;
-        if (!same) done = copied(sm, w, note[i].b, now);
+        if (!same) {
+          u64 begin = std::max(now, sm.engine_free);
+          sm.engine_free = begin + p_.copy_issue;
+          done = copied(sm, w, note[i].b, begin + p_.copy_latency);
+        }
         at(Event::kBytes, done, note[i].a, note[i].b);
       }
       return;
@@ -67,7 +71,8 @@ void Replay::act(Warp& w, u32 number, Sm& sm, const Cost& cost, u32 pc, u32 firs
     case kStoreWait:
       return wait_groups(w, w.store_groups, cost.value, pc, now);
     case kCopy:
-      for (u32 i = 0; i < notes; i++) w.copies_done = std::max(w.copies_done, copied(sm, w, note[i].b, now));
+      for (u32 i = 0; i < notes; i++)
+        w.copies_done = std::max(w.copies_done, copied(sm, w, note[i].b, std::max(now, sm.port_free) + cost.value));
       return;
     case kCopyCommit:
       w.copy_groups.push_back(w.copies_done);
@@ -169,10 +174,8 @@ void Replay::go(Warp& w, u32 way, u64 time) {
   resume(w, time);
 }
 
-u64 Replay::copied(Sm& sm, const Warp& w, u32 bytes, u64 now) {
-  u64 begin = std::max(now, sm.engine_free);
-  sm.engine_free = begin + p_.copy_issue;
-  sm.copies_free = std::max(begin + p_.copy_latency, sm.copies_free) + u64(bytes / p_.copy_rate + 0.5);
+u64 Replay::copied(Sm& sm, const Warp& w, u32 bytes, u64 first) {
+  sm.copies_free = std::max(first, sm.copies_free) + u64(bytes / p_.copy_rate + 0.5);
   busy_[w.sm].copied += bytes;
   return sm.copies_free;
 }

@@ -120,8 +120,8 @@ class Replay {
 
   // replay_anchors.cpp: what anchors do
   void act(Warp&, u32 number, Sm&, const Cost&, u32 pc, u32 first, u32 notes, u64 result, u64 now);
-  // The clock at which bytes that are asked for now are in shared memory.
-  u64 copied(Sm&, const Warp&, u32 bytes, u64 now);
+  // The clock at which bytes are in shared memory of which the first could be there at `first`.
+  u64 copied(Sm&, const Warp&, u32 bytes, u64 first);
   void wait_groups(Warp&, std::deque<u64>& groups, u32 allowed, u32 pc, u64 now);
   void meet(Meeting&, u32 needed, bool waits, u32 number, u64 time);
   Group& group_of(const Warp&);
