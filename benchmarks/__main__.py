@@ -32,6 +32,7 @@ COMMANDS = {
     "phases": "bench_phases",
     "microbench": "microbench.measure",
     "predict-clocks": "predict_clocks",
+    "predict-chosen": "predict_chosen",
     "predict-peers": "predict_peers",
     "report": "report",
 }

@@ -60,6 +60,8 @@ has a pipeline stage of its own."""
 DECODE_NO_PAGE = 20
 """Which entry of a request's page table, where it has so many, names a page that the cache does not have: its keys are
 zeros."""
+SMALL_PAGE = 4
+"""Keys of a page where rows are gathered one by one."""
 DECODE_ROWS = 10
 """Query rows (tokens x heads) of a small decode, where no kernel needs more."""
 HOPPER_FEW_ROWS = 16
@@ -72,9 +74,9 @@ DECODE_STRIPS = 4
 DECODE_FAINT = 128
 """How many first keys of each request are a twentieth as large as the others: row maxima grow until outputs are
 rescaled."""
-DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (*range(101, 231, 3), 1056), (69, 150, 700), 64
+DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (*range(101, 231, 3), 1056), (69, 150, 700), 66
 """Keys of requests, `window_left` of calls, and query tokens (of one head) of the longest requests, of decodes in which
-rows begin and end everywhere:
+rows begin and end everywhere, and Hopper's row tiles do not hold all:
 
 - The first and the last key that a row sees lie in every column of a tile of 64 keys, in a CTA's first tiles and in
   later ones.
@@ -161,9 +163,10 @@ def check(
     decode_lengths: keys of a decode's requests.
     record_to, compiled: see `emulated`.
     all_ways: call a prefill a second time, in pieces if its dims allow, and merging if it has an LSE; and call each
-        kernel of a decode also with requests that differ in query tokens.
-    at_bounds: also call a prefill with PREFILL_BOUNDS; and a decode, in all of these ways, with visible lengths and
-        with DECODE_BOUNDS.
+        kernel of a decode also with requests that differ in query tokens, and one that gathers also without lists of
+        keys.
+    at_bounds: also call a prefill with PREFILL_BOUNDS; and a decode, in all of these ways, with visible lengths, sinks
+        and query tokens far from each other, and with DECODE_BOUNDS.
     """
     torch.manual_seed(seed)
     processors = emulated_sms(variant)
@@ -211,14 +214,15 @@ def make_calls(
             judged += [_prefill(variant, lengths, merges, long) for merges in _BOOLS[: 1 + all_ways]]
             if at_bounds:
                 judged.append(_prefill(variant, PREFILL_BOUNDS, False, long))
-    elif variant.gathers:
-        judged = [_chosen(variant, rows, decode_lengths) for rows in decode_rows(variant.arch, variant.row)]
     else:
         judged = []
         ways = _BOOLS[: 1 + all_ways]
-        rows_of_each = decode_rows(variant.arch, variant.row)
+        rows_of_each = decode_rows(variant.arch, variant.row, variant.gathers)
         for rows in rows_of_each:
-            judged += [_decode(variant, rows, decode_lengths, varies) for varies in ways]
+            if variant.gathers:
+                judged.append(_chosen(variant, rows, decode_lengths))
+            if all_ways or not variant.gathers:
+                judged += [_decode(variant, rows, decode_lengths, varies) for varies in ways]
             if at_bounds:
                 judged += [_decode(variant, rows, DECODE_HIDING, varies, hides=True) for varies in ways]
                 heads = 1
@@ -291,10 +295,11 @@ def query_row(variant: DecodeVariant) -> RowFormat:
     return multiplied_row(variant.row, variant.dtype)
 
 
-def decode_rows(arch: Arch, row: RowFormat | None = None) -> tuple[int, ...]:
+def decode_rows(arch: Arch, row: RowFormat | None = None, gathers: bool = False) -> tuple[int, ...]:
     """Return the query rows of the small decodes that together reach every kernel of a variant.
 
     row: the cache's row format; by default one without scales.
+    gathers: whether rows are gathered one by one, which pairs of Hopper's CTAs do not do.
     """
     few = FEW_ROWS_DEALS.get(arch)
     if few is not None:
@@ -302,7 +307,7 @@ def decode_rows(arch: Arch, row: RowFormat | None = None) -> tuple[int, ...]:
     scales = None if row is None else row.scales
     if scales is None:
         return (DECODE_ROWS,)
-    pairs = (HOPPER_PAIR_ROWS,) if scales.in_row else ()
+    pairs = (HOPPER_PAIR_ROWS,) if scales.in_row and not gathers else ()
     return (DECODE_ROWS, *pairs, HOPPER_FEW_ROWS + 2)
 
 
@@ -319,11 +324,14 @@ def _decode(
 
     Keys that no row may see are NaN. Entries of the page table behind a request's pages name a page of NaN, and so
     would the entry that DECODE_NO_PAGE takes away. Pages have 32 keys; those of equal requests of many rows have 64,
-    for which pairs of Blackwell CTAs have larger copies.
+    for which pairs of Blackwell CTAs have larger copies. Where rows are gathered they have SMALL_PAGE, and none is
+    taken away, because it would have no keys.
 
-    hides: with visible lengths, random ones.
+    hides: with visible lengths, random ones, with sinks, and with query tokens far from each other.
     """
     page = 64 if rows > DECODE_ROWS and not (varies or hides or heads) else 32
+    if variant.gathers:
+        page = SMALL_PAGE
     heads = heads or rows // 2
     q_len = rows // heads
     q_lens = [q_len] * len(key_counts)
@@ -345,7 +353,7 @@ def _decode(
             limits[longest][0] = hidden
         limits[0][0] = limits[0][-1] // 2  # of a CTA's first task, what the last token sees others do not
         visible = torch.cat(limits) if varies else torch.stack(limits)
-        more["local_visible_lens"] = visible.to("cuda")
+        more |= {"local_visible_lens": visible.to("cuda"), "sinks": torch.linspace(-2, 4, heads).to("cuda")}
     tables, all_pages = page_tables(key_counts, page, spare_pages=1, unused=None)
     seen = []
     cache = torch.full((all_pages, page, width), math.nan, device="cuda")
@@ -355,6 +363,9 @@ def _decode(
         seen.append(keys_given(variant, keys[:count])[:, None])
         keys[: max(0, count - q_lens[request] - window)] = math.nan
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
+        if variant.gathers:
+            put_keys(cache, tables[request : request + 1], [keys])
+            continue
         nowhere = slice(DECODE_NO_PAGE * page, (DECODE_NO_PAGE + 1) * page)
         keys[nowhere] = math.nan
         seen[-1][nowhere] = 0
@@ -377,8 +388,9 @@ def _decode(
     if varies:
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
         more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
+    asked = given_query(variant, shaped)
     result: Any = tsmla.tsmla_decode(
-        given_query(variant, shaped),
+        _far_apart(asked) if hides else asked,
         given_cache(variant, cache),
         torch.empty(size, dtype=torch.int8, device="cuda"),
         LATENT_DIM,
@@ -400,11 +412,21 @@ def _decode(
         for own, of_one, limit in zip(query.split(q_lens), seen, limits, strict=True)
     ]
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    if hides:
+        expected = expected * (expected_lse - more["sinks"].double()).sigmoid()[..., None]
     # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
     step = torch.finfo(out.dtype).eps if variant.dtype.bits == 16 else 0.05
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
     how = f"{rows} rows, packed" if varies else f"{rows} rows"
     return f"{how}: {measured}", error and f"{how}: {error}"
+
+
+def _far_apart(query: Any) -> Any:
+    """Return a decode's query with room for a head more behind each token, so that its rows lie in no line that a
+    tensor map could tell."""
+    if isinstance(query, tuple):
+        return tuple(_far_apart(piece) if piece.ndim == query[0].ndim else piece for piece in query)
+    return torch.cat((query, query[..., :1, :]), -2)[..., :-1, :]
 
 
 def has_kernel_of_long_sequences(variant: PrefillVariant) -> bool:

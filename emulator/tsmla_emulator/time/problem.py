@@ -235,7 +235,7 @@ class DecodeTraced(Traced):
         prepared = self.prepared(self.call, 0, read)
         # What an SM gets of memory. What is copied again, as keys and as values or by others of the group, is in L2.
         share = machine.hbm.value * 1e3 / machine.clock.value / busy
-        again = max(1.0, self._copied(prepared) * self.reuse / self._keys_bytes()) / self._new(machine)
+        again = max(1.0, self._copied(prepared) * self.reuse / self._keys_bytes()) / self.new(machine)
         memory = Memory(machine.copy_latency_hbm.value, min(share * again, machine.l2.value))
         ends = {}
         for part in self.chosen:
@@ -267,7 +267,7 @@ class DecodeTraced(Traced):
         """Return the parts of a cluster."""
         return self.parts[cluster * self.in_cluster : (cluster + 1) * self.in_cluster]
 
-    def _new(self, machine: Machine) -> float:
+    def new(self, machine: Machine) -> float:
         """Return the share of what requests copy first that L2 does not have of another request: 1 unless keys are
         chosen, at random among CHOSEN_OF slots.
 
