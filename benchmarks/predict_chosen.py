@@ -1,6 +1,6 @@
 """Models what `decode-chosen` measures, with the emulator's timing model; no GPU.
 
-    python -m benchmarks predict-chosen [--machine B200] [--formats bf16 fp8_ds_mla e4m3] [--beside RECORD] [--commit HASH]
+    python -m benchmarks predict-chosen [--machine B200] [--formats FORMAT ...] [--beside RECORD] [--commit HASH]
 
 --beside: a record of `decode-chosen`, whose isolated times are written beside the modelled ones.
 """

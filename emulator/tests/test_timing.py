@@ -138,6 +138,41 @@ def test_a_copy_takes_its_latency_and_bytes_take_turns(count):
     assert taken == pytest.approx(NEAR.latency + count * size / NEAR.rate + around, abs=30)
 
 
+def test_lanes_copies_take_shared_memory_a_latency_and_their_share_of_memory():
+    source = np.zeros(512, np.uint8)
+    each = "mov.b32 %r1, smem;\nmad.lo.s32 %r2, %r1001, 16, %r1;\nmad.wide.u32 %d1, %r1001, 16, %d100;\n"
+
+    def taken(copies: int, rate: float) -> int:
+        lines = copies * "cp.async.cg.shared.global [%r2], [%d1], 16;\n"
+        body = f"{each}{lines}cp.async.commit_group;\ncp.async.wait_group 0;\n"
+        report = run(body, source, shared=512, trace=(0,))
+        entry = parse(text_of(body, 1, "sm_90a", 32)).entries["k"]
+        return replay(Prepared(Text(entry, "sm_90a"), H100), report.traces, Memory(500, rate)).clocks
+
+    assert taken(1, 1e3) == pytest.approx(H100.load_latency_hbm.value, abs=40)  # not a copy engine's
+    assert (taken(60, 16) - taken(10, 16)) / 50 == pytest.approx(512 / 16, abs=0.5)
+    assert (taken(60, 1e3) - taken(10, 1e3)) / 50 == pytest.approx(512 / 128, abs=0.5)
+
+
+PRODUCTS_OF_A_WARP = """
+mov.b32 %r1, 0; mov.b32 %r2, 0; mov.b32 %r3, 0; mov.b32 %r4, 0; mov.b32 %r5, 0;
+"""
+
+
+def test_a_warps_products_follow_each_other_at_their_latency_or_their_rate():
+    line = (
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{%r{0}, %r{1}, %r{2}, %r{3}}}, {{%r1, %r2, %r3, %r4}}, "
+        "{{%r1, %r5}}, {{%r{0}, %r{1}, %r{2}, %r{3}}};\n"
+    )
+    zeros = "".join(f"mov.b32 %r{i}, 0;\n" for i in range(20, 100))
+    chain = clocks(PRODUCTS_OF_A_WARP + zeros + 16 * line.format(20, 21, 22, 23))
+    others = clocks(
+        PRODUCTS_OF_A_WARP + zeros + "".join(line.format(*range(20 + 4 * i, 24 + 4 * i)) for i in range(16))
+    )
+    assert chain == pytest.approx(15 * H100.warp_product_latency.value, abs=12)  # nobody waits for the last
+    assert others == pytest.approx(15 * H100.warp_product.value, abs=12)
+
+
 ASKING = (
     TWO_BARRIERS
     + """

@@ -60,6 +60,10 @@ def _parser() -> argparse.ArgumentParser:
         help="costs from machine code or from PTX; default: as was held against a GPU",
     )
     timing.add_argument("--no-band", action="store_true", help="do not vary uncertain numbers")
+    text = "tell which instructions of kernels no call of the checks executes, so that no mutant of them is ever tried"
+    reached = commands.add_parser("reach", help=text, description=text)
+    reached.set_defaults(run=_reach)
+    reached.add_argument("symbols", nargs="+", metavar="SYMBOL", help="kernels of tsmla")
     text = "change an instruction that synchronises, places or masks, one at a time, and tell which no check catches"
     mutate = commands.add_parser("mutate", help=text, description=text)
     mutate.set_defaults(run=_mutate)
@@ -191,6 +195,17 @@ def _time(given: argparse.Namespace) -> int:
             found = traced(symbol, Shape.parse(shape), machine, machine_code=given.machine_code)
             print(text.report(symbol, shape, found, machine, not given.no_band), flush=True)
     return 0
+
+
+def _reach(given: argparse.Namespace) -> int:
+    from .prove import check, reach
+
+    reasons, left = reach.reasons(), 0
+    for variant in [check.find(symbol) for symbol in given.symbols]:
+        lines, without = reach.told(variant, reasons)
+        print(*lines, sep="\n", flush=True)
+        left += without
+    return 1 if left else 0
 
 
 def _mutate(given: argparse.Namespace) -> int:

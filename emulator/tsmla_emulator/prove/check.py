@@ -323,15 +323,15 @@ def _decode(
     """Call a decode, and compare it with float64.
 
     Keys that no row may see are NaN. Entries of the page table behind a request's pages name a page of NaN, and so
-    would the entry that DECODE_NO_PAGE takes away. Pages have 32 keys; those of equal requests of many rows have 64,
-    for which pairs of Blackwell CTAs have larger copies. Where rows are gathered they have SMALL_PAGE, and none is
+    would the entry that DECODE_NO_PAGE takes away. Pages have 64 keys, for which Hopper and pairs of Blackwell CTAs
+    have larger copies, but 32 beside `hides` and `heads`. Where rows are gathered they have SMALL_PAGE, and none is
     taken away, because it would have no keys.
 
-    hides: with visible lengths, random ones, with sinks, and with query tokens far from each other.
+    hides: with visible lengths, random ones, with sinks, which the LSE of packs counts, and with query tokens far from
+        each other; in bf16, the longest
+        request's keys are so faint that its partial rows are no numbers that float16 holds well.
     """
-    page = 64 if rows > DECODE_ROWS and not (varies or hides or heads) else 32
-    if variant.gathers:
-        page = SMALL_PAGE
+    page = SMALL_PAGE if variant.gathers else 32 if hides or heads else 64
     heads = heads or rows // 2
     q_len = rows // heads
     q_lens = [q_len] * len(key_counts)
@@ -354,12 +354,15 @@ def _decode(
         limits[0][0] = limits[0][-1] // 2  # of a CTA's first task, what the last token sees others do not
         visible = torch.cat(limits) if varies else torch.stack(limits)
         more |= {"local_visible_lens": visible.to("cuda"), "sinks": torch.linspace(-2, 4, heads).to("cuda")}
+        more["lse_includes_sink"] = variant.lse and varies
     tables, all_pages = page_tables(key_counts, page, spare_pages=1, unused=None)
     seen = []
     cache = torch.full((all_pages, page, width), math.nan, device="cuda")
     for request, (taken, count) in enumerate(zip(pages, key_counts, strict=True)):
         keys = torch.randn(taken * page, width, device="cuda")
         keys[:DECODE_FAINT] *= 0.05
+        if hides and variant.dtype is Dtype.BF16 and count == max(key_counts):
+            keys *= 2.0**-20
         seen.append(keys_given(variant, keys[:count])[:, None])
         keys[: max(0, count - q_lens[request] - window)] = math.nan
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
@@ -413,7 +416,10 @@ def _decode(
     ]
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     if hides:
-        expected = expected * (expected_lse - more["sinks"].double()).sigmoid()[..., None]
+        sinks = more["sinks"].double()
+        expected = expected * (expected_lse - sinks).sigmoid()[..., None]
+        if more["lse_includes_sink"]:
+            expected_lse = torch.logaddexp(expected_lse, sinks)
     # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
     step = torch.finfo(out.dtype).eps if variant.dtype.bits == 16 else 0.05
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)

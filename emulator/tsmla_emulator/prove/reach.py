@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection
 from pathlib import Path
 
 from tsmla.identity.variant import Variant
@@ -18,31 +19,44 @@ from ..run.ptx.calls import place_of
 from . import check
 
 REASONS = Path(__file__).parents[2] / "docs" / "reach-reasons.json"
-NO_PLACE = "no source"
-"""The place of instructions for which PTX does not say what led to them, such as inline assembly."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Unreached:
     """Instructions of one place that no lane executes.
 
-    kernel: the entry; place: function and what it calls.
-    lines: of the PTX text. all: whether no lane executes any instruction of this place.
+    kernel: the entry. place: the function and what it calls; of inline assembly, for which PTX has none, that of the
+    instruction before. line: of the first in the PTX text. count: how many they are. whole: whether they are all of the
+    place.
     """
 
     kernel: str
     place: str
-    lines: tuple[int, ...]
-    texts: tuple[str, ...]
-    all: bool
+    line: int
+    count: int
+    whole: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why no call reaches some places.
+
+    places: a pattern of their names. whole: whether it also holds where nothing of a place is reached.
+    """
+
+    places: str
+    reason: str
+    whole: bool = False
+
+    def holds(self, one: Unreached) -> bool:
+        return (self.whole or not one.whole) and re.fullmatch(self.places, one.place) is not None
 
 
 def reach(variant: Variant) -> tuple[list[Unreached], int]:
     """Return what no call of `check` executes of a variant's kernels, and how many instructions these have.
 
-    Calls are those that mutants are tried with, and their asynchronous work completes as late as it may, so that waits
-    are in vain, too; then once more a few of them in which it completes at once. Raises RuntimeError when results are
-    wrong.
+    Calls are those that mutants are tried with. Their asynchronous work completes as late as it may, so that waits are
+    in vain, too; then, in a few calls, at once. Raises RuntimeError when results are wrong.
     """
     late = check.check(variant, Options(async_mode="late", count=True), all_ways=True, at_bounds=True)
     eager = check.check(variant, Options(count=True))
@@ -61,35 +75,34 @@ def unreached(module: Module, reached: Collection[tuple[str, int]]) -> tuple[lis
     """Return what is not among the instructions that were reached, by place, and how many instructions there are."""
     found, count = [], 0
     for name, entry in module.entries.items():
-        places: dict[str, tuple[list[int], list[int]]] = {}
-        for at, instruction in enumerate(entry.instructions):
+        places: dict[str, list[int]] = {}
+        sizes: dict[str, int] = {}
+        place = "entry"
+        for at in range(len(entry.instructions)):
             function, callee, _ = place_of(entry, at)
-            place = ": ".join(part for part in (function, callee) if part) or NO_PLACE
-            places.setdefault(place, ([], []))[(name, at) in reached].append(at)
-            count += instruction is not None
-        for place, (left, others) in places.items():
-            if left:
-                lines, texts = zip(
-                    *((entry.instructions[at].line, entry.instructions[at].text) for at in left), strict=True
-                )
-                found.append(Unreached(name, place, lines, texts, not others))
+            place = ": ".join(part for part in (function, callee) if part) or place
+            sizes[place] = sizes.get(place, 0) + 1
+            if (name, at) not in reached:
+                places.setdefault(place, []).append(at)
+        count += len(entry.instructions)
+        found += [
+            Unreached(name, place, entry.instructions[left[0]].line, len(left), len(left) == sizes[place])
+            for place, left in places.items()
+        ]
     return found, count
 
 
-def reasons() -> Mapping[str, str]:
-    """Return why no call reaches some places, by place; docs/reach-reasons.json has them."""
-    return {place: of["reason"] for of in json.loads(REASONS.read_text("utf-8")) for place in of["places"]}
+def reasons() -> list[Reason]:
+    """Return what docs/reach-reasons.json says."""
+    return [Reason(**one) for one in json.loads(REASONS.read_text("utf-8"))]
 
 
-def told(variant: Variant, explained: Mapping[str, str]) -> tuple[list[str], int]:
-    """Return lines that say what no call reaches, those with a reason last, and how many have none."""
+def told(variant: Variant, given: Collection[Reason]) -> tuple[list[str], int]:
+    """Return lines that say what no call reaches, without a reason first, and how many places have none."""
     found, count = reach(variant)
-    left = [one for one in found if one.place not in explained]
-    lines = [
-        f"{variant.symbol()}: {sum(len(one.lines) for one in found)} of {count} instructions are reached by no call"
-    ]
-    for one in [*left, *(one for one in found if one.place in explained)]:
-        part = "all" if one.all else "some"
-        why = explained.get(one.place, "NO REASON")
-        lines.append(f"    {one.place}: {len(one.lines)} ({part}), from PTX line {one.lines[0]}: {why}")
-    return lines, len(left)
+    why = {one: next((reason.reason for reason in given if reason.holds(one)), "") for one in found}
+    lines = [f"{variant.symbol()}: {sum(one.count for one in found)} of {count} instructions are reached by no call"]
+    for one in sorted(found, key=lambda one: bool(why[one])):
+        part = "all" if one.whole else "some"
+        lines.append(f"    {one.place}: {one.count} ({part}), PTX line {one.line}: {why[one] or 'no reason is given'}")
+    return lines, sum(not reason for reason in why.values())
