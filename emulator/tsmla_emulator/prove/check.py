@@ -74,7 +74,7 @@ DECODE_STRIPS = 4
 DECODE_FAINT = 128
 """How many first keys of each request are a twentieth as large as the others: row maxima grow until outputs are
 rescaled."""
-DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (*range(101, 231, 3), 1056), (69, 150, 700), 66
+DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (45, *range(104, 231, 3), 1056), (69, 150, 700), 66
 """Keys of requests, `window_left` of calls, and query tokens (of one head) of the longest requests, of decodes in which
 rows begin and end everywhere, and Hopper's row tiles do not hold all:
 
@@ -270,10 +270,13 @@ def given_cache(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
     """Return keys [..., 576] of a decode as the operator takes them.
 
     Where each key has a scale, not all scales are powers of two, and three of four keys that are NaN have -0 for
-    theirs.
+    theirs. Where rows have some, those of some keys are negative.
     """
     rows = stored_as(variant.row, numbers)
     if not variant.row.apart:
+        if variant.row.scales is not None:
+            scales = rows.view(torch.uint8)[..., variant.row.scales_offset :][..., : 4 * DECODE_STRIPS]
+            scales.view(torch.float32).mul_(torch.where(numbers[..., :1] > 1, -1.0, 1.0))
         return rows
     latent, rope, scales = rows
     scales = torch.where(numbers[..., 0] > 0, 1.25 * scales, scales)
