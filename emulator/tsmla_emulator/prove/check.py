@@ -272,7 +272,7 @@ def given_cache(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
     Where each key has a scale, not all scales are powers of two, and three of four keys that are NaN have -0 for
     theirs. Where rows have some, those of some keys are negative.
     """
-    rows = stored_as(variant.row, numbers)
+    rows: Any = stored_as(variant.row, numbers)
     if not variant.row.apart:
         if variant.row.scales is not None:
             scales = rows.view(torch.uint8)[..., variant.row.scales_offset :][..., : 4 * DECODE_STRIPS]
