@@ -109,6 +109,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--limit", type=int, default=default.limit, help="instructions after which a run is endless")
     command.add_argument("--threads", type=int, default=default.threads, help="clusters that run at the same time")
     command.add_argument("--machine-code", action="store_true", help="run the machine code in the library, not its PTX")
+    command.add_argument("--hardware-sums", action="store_true", help="sum products of matrices as tensor cores do")
 
 
 def _options(given: argparse.Namespace) -> Options:
@@ -123,6 +124,7 @@ def _options(given: argparse.Namespace) -> Options:
         elect_highest=given.elect_highest,
         threads=given.threads,
         machine_code=given.machine_code,
+        hardware_sums=given.hardware_sums,
         limit=given.limit,
     )
 

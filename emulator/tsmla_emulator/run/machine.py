@@ -91,6 +91,8 @@ class Options:
     tests_fail: a warp's mbarrier.test_wait finds the phase open, unless the mbarrier instruction before it was such a
         test, too. It shows the timing model what the warp does where it does not find what it asks about.
     machine_code: run the machine code in the library that was loaded, not its PTX.
+    hardware_sums: sum products of matrices as tensor cores do, bit for bit: all terms are cut off at one place, far
+        below the largest, and so is the sum. Without it each product is a fused multiply-add of floats.
     limit: warp instructions per cluster after which the run is given up as endless (0: none).
     """
 
@@ -111,6 +113,7 @@ class Options:
     limit: int = 0
     tests_fail: bool = False
     machine_code: bool = False
+    hardware_sums: bool = False
 
 
 @dataclass(frozen=True)

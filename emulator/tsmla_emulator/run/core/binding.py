@@ -40,7 +40,7 @@ class _Options(Structure):
     _fields_ = (
         ("mode", c_uint32), ("quantum", c_uint32), ("happens_before", c_uint32), ("lenient_tensor", c_uint32),
         ("lockstep", c_uint32), ("poison", c_uint32), ("threads", c_uint32), ("elect_highest", c_uint32),
-        ("count", c_uint32), ("findings", c_uint32), ("tests_fail", c_uint32),
+        ("count", c_uint32), ("findings", c_uint32), ("tests_fail", c_uint32), ("hardware_sums", c_uint32),
         ("starved_count", c_uint32), ("starved", POINTER(c_uint32)),
         ("only_traced", c_uint32), ("traced_count", c_uint32), ("traced", POINTER(c_uint32)), ("seed", c_uint64),
         ("limit", c_uint64),
@@ -176,6 +176,7 @@ def _run(
         int(options.count),
         options.findings,
         int(options.tests_fail),
+        int(options.hardware_sums),
         len(starve),
         (c_uint32 * max(1, len(starve)))(*starve),
         int(options.only_traced),

@@ -68,7 +68,8 @@ enum AsyncMode : u32 { kEager = 0, kRandom = 1, kLate = 2 };
 
 struct Options {
   u32 mode, quantum, happens_before, lenient_tensor, lockstep, poison, threads, elect_highest, count, findings;
-  u32 tests_fail;  // first tries of mbarrier.test_wait
+  u32 tests_fail;     // first tries of mbarrier.test_wait
+  u32 hardware_sums;  // products of matrices are summed as tensor cores do
   u32 starved_count;
   const u32* starved;
   u32 only_traced;  // run no other clusters

@@ -177,3 +177,108 @@ void multiply(float* c, u32 c_pitch, const float* a, u32 a_pitch, const float* b
     for (u32 i = 0; i < m; i += 4)
       block<4, 1>(c + i * c_pitch + j, c_pitch, a + i * a_pitch, a_pitch, b + j, b_pitch, k);
 }
+
+namespace {
+
+constexpr u32 kLanes = 8;
+constexpr s32 kNoExponent = -4000;
+typedef double Numbers __attribute__((vector_size(8 * kLanes)));
+typedef s32 Exponents __attribute__((vector_size(4 * kLanes)));
+typedef s64 Wide __attribute__((vector_size(8 * kLanes)));
+
+s32 least_exponent(Element kind) {
+  switch (kind) {
+    case Element::F16:
+    case Element::E5M2:
+      return -14;
+    case Element::E4M3:
+      return -6;
+    default:
+      return -126;
+  }
+}
+
+// The exponent that a number is stored with; of zero one that is never the largest.
+s32 stored_exponent(float v, s32 least) {
+  if (v == 0) return kNoExponent;
+  s32 exponent = s32(bits<u32>(v) >> 23 & 0xff) - 127;
+  return std::max(exponent, least);
+}
+
+// Cut off toward zero to `kept` bits of fraction, fewer where the result is subnormal. No result is -0.
+float cut_off(double v, u32 kept) {
+  if (v == 0) return 0.0f;
+  s32 exponent = std::max(s32(bits<u64>(v) >> 52 & 0x7ff) - 1023, -126);
+  double unit = bits<double>(u64(1023 + exponent - s32(kept)) << 52);
+  return float(std::trunc(v / unit) * unit) + 0.0f;  // infinite from 2^128 on
+}
+
+// A sum with a NaN or an infinity among its terms.
+float special_sum(float c, const float* a, const float* b, u32 b_pitch, u32 k) {
+  double sum = c;
+  for (u32 p = 0; p < k; p++) sum += double(a[p]) * double(b[p * b_pitch]);
+  return sum == sum ? float(sum) : bits<float>(0x7fffffffu);
+}
+
+template <class Vector, class Get>
+Vector each_lane(Get get) {
+  Vector v;
+  for (u32 i = 0; i < kLanes; i++) v[i] = get(i);
+  return v;
+}
+
+bool finite(float v) { return (bits<u32>(v) & 0x7f800000u) != 0x7f800000u; }
+
+}  // namespace
+
+void multiply_as_hardware(float* c, u32 c_pitch, const float* a, u32 a_pitch, Element a_kind, const float* b,
+                          u32 b_pitch, Element b_kind, u32 m, u32 n, u32 k, const Sums& sums) {
+  const u32 blocks = n / kLanes;
+  std::vector<Numbers> right(size_t(blocks) * k);
+  std::vector<Exponents> right_exponents(size_t(blocks) * k);
+  std::vector<u8> right_finite(n, 1);
+  const s32 a_least = least_exponent(a_kind), b_least = least_exponent(b_kind);
+  for (u32 j = 0; j < blocks; j++)
+    for (u32 p = 0; p < k; p++) {
+      const float* from = b + p * b_pitch + j * kLanes;
+      right[j * k + p] = each_lane<Numbers>([=](u32 i) { return double(from[i]); });
+      right_exponents[j * k + p] = each_lane<Exponents>([=](u32 i) { return stored_exponent(from[i], b_least); });
+      for (u32 i = 0; i < kLanes; i++) right_finite[j * kLanes + i] &= finite(from[i]);
+    }
+  std::vector<s32> left_exponents(k);
+  for (u32 row = 0; row < m; row++) {
+    const float* left = a + row * a_pitch;
+    bool left_finite = true;
+    for (u32 p = 0; p < k; p++) {
+      left_exponents[p] = stored_exponent(left[p], a_least);
+      left_finite &= finite(left[p]);
+    }
+    for (u32 j = 0; j < blocks; j++) {
+      float* place = c + row * c_pitch + j * kLanes;
+      const Numbers* factors = &right[j * k];
+      const Exponents* exponents = &right_exponents[j * k];
+      float before[kLanes], result[kLanes];
+      std::memcpy(before, place, sizeof before);
+      std::memcpy(result, place, sizeof result);
+      for (u32 first = 0; first < k; first += sums.depth) {
+        const u32 end = std::min(k, first + sums.depth);
+        Exponents most = each_lane<Exponents>([&](u32 i) { return stored_exponent(result[i], -126); });
+        for (u32 p = first; p < end; p++)
+          most = __builtin_elementwise_max(most, exponents[p] + left_exponents[p]);
+        most = __builtin_elementwise_max(most, Exponents{} - 600);
+        Wide place_of_unit = __builtin_convertvector(most, Wide) - s64(sums.fraction);
+        Numbers scale = Numbers((1023 - place_of_unit) << 52), unit = Numbers((1023 + place_of_unit) << 52);
+        Numbers sum = each_lane<Numbers>([&](u32 i) { return double(result[i]); });
+        sum = __builtin_elementwise_trunc(sum * scale);
+        for (u32 p = first; p < end; p++)
+          sum += __builtin_elementwise_trunc(double(left[p]) * factors[p] * scale);
+        sum *= unit;
+        for (u32 i = 0; i < kLanes; i++) result[i] = cut_off(sum[i], sums.kept);
+      }
+      for (u32 i = 0; i < kLanes; i++)
+        if (!left_finite || !right_finite[j * kLanes + i] || !finite(before[i]))
+          result[i] = special_sum(before[i], left, b + j * kLanes + i, b_pitch, k);
+      std::memcpy(place, result, sizeof result);
+    }
+  }
+}

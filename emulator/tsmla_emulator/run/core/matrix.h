@@ -35,3 +35,14 @@ void gather_columns(const Reader&, Cta&, const SharedTile&, Element, u32 rows, u
 
 // c[m][n] += sum over k of a[m][k] * b[k][n], one fused multiply-add after the other along k.
 void multiply(float* c, u32 c_pitch, const float* a, u32 a_pitch, const float* b, u32 b_pitch, u32 m, u32 n, u32 k);
+
+// How tensor cores add `depth` products and the sum before them: each term is cut off, toward zero, `fraction` bits
+// below the largest exponent of any; the sum of what is left is exact, and is cut off to `kept` bits of fraction.
+// Exponents are those that the operands are stored with: 1 for 1.5 * 1.5, and the smallest normal one for subnormals.
+struct Sums {
+  u32 fraction, kept, depth;
+};
+
+// The same product, rows of A and B [k][n] of these kinds, in pieces of sums.depth along k.
+void multiply_as_hardware(float* c, u32 c_pitch, const float* a, u32 a_pitch, Element a_kind, const float* b,
+                          u32 b_pitch, Element b_kind, u32 m, u32 n, u32 k, const Sums& sums);

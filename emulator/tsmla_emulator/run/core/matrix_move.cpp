@@ -1,7 +1,9 @@
 // What a warp does with matrices of 16-bit elements in its registers: ldmatrix and stmatrix, 8 x 8 between these and
 // shared memory; mma, a product of 16 x 16 and 16 x 8.
-#include "numbers.h"
-#include "ops.h"
+#include "matrix.h"
+
+// Of mma.sync on Hopper, as random words on an H200 have it (prove/products.py).
+constexpr Sums kWarpSums = {25, 23, 16};
 
 Step op_matrix_move(Context& c, bool load) {
   if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
@@ -58,9 +60,12 @@ Step op_warp_product(Context& c) {
     for (u32 i = 0; i < 2; i++)
       for (u32 which = 0; which < 2; which++) b[column + 8 * i + which][row] = half(8 + i, lane, which);
   }
-  for (u32 row = 0; row < 16; row++)
-    for (u32 column = 0; column < 8; column++)
-      for (u32 k = 0; k < 16; k++) sums[row][column] = std::fma(a[row][k], b[k][column], sums[row][column]);
+  if (c.cluster.machine.options.hardware_sums) {
+    Element kind = c.in.imm ? Element::BF16 : Element::F16;
+    multiply_as_hardware(sums[0], 8, a[0], 16, kind, b[0], 8, kind, 16, 8, 16, kWarpSums);
+  } else {
+    multiply(sums[0], 8, a[0], 16, b[0], 8, 16, 8, 16);
+  }
   for (u32 lane = 0; lane < 32; lane++)
     for (u32 i = 0; i < 4; i++)
       c.warp.write(slots[i])[lane] = bits<u32>(sums[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)]);

@@ -3,6 +3,9 @@
 
 namespace {
 
+// The model of tcgen05.mma of github.com/sf-tensor/tcgen05 (MIT), which its authors held against B200s.
+constexpr Sums kBlackwellSums = {25, 23, 64};
+
 Cta& peer_of(Cluster& cluster, const Cta& cta, const char* what) {
   if (cluster.ctas.size() < 2) fault("launch", "%s with cta_group::2 outside a cluster of at least two CTAs", what);
   return *cluster.ctas[cta.rank ^ 1];
@@ -123,7 +126,11 @@ struct Product : AsyncOp {
         std::memcpy(c.data() + size_t(r) * n + first, t.at(cell.lane, column), run * 4);
       }
     if (!accumulate) std::fill(c.begin(), c.end(), 0.0f);
-    multiply(c.data(), n, a.data(), shape.k, b.data(), n, layout.rows, n, shape.k);
+    if (cluster.machine.options.hardware_sums)
+      multiply_as_hardware(c.data(), n, a.data(), shape.k, shape.a, b.data(), n, shape.b, layout.rows, n, shape.k,
+                           kBlackwellSums);
+    else
+      multiply(c.data(), n, a.data(), shape.k, b.data(), n, layout.rows, n, shape.k);
     for (u32 r = 0; r < layout.rows; r++)
       for (u32 first = 0; first < n; first += run) {
         Cell cell = layout.cell(r, first);
