@@ -1,0 +1,74 @@
+"""Registers that machine code uses before the scoreboards say that it may."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from sass_kernels import assembled
+from tsmla_emulator.prove.hazards import hazards, timed_by_scoreboards
+from tsmla_emulator.run.sass.model import Instruction
+from tsmla_emulator.run.sass.uses import uses_of
+
+
+def found(*lines: str | tuple[str, dict]) -> list[str]:
+    """Lines, some with fields of Control -> "address kind" of each hazard."""
+    texts = [line if isinstance(line, str) else line[0] for line in (*lines, "EXIT")]
+    code: list[Instruction] = []
+    for instruction, line in zip(assembled(texts), (*lines, "EXIT"), strict=True):
+        changes = {} if isinstance(line, str) else line[1]
+        control = dataclasses.replace(instruction.control, **changes)
+        code.append(dataclasses.replace(instruction, control=control))
+    listed = hazards(code, uses_of("sm_90a", code), timed_by_scoreboards([code]))
+    return [f"{hazard.instruction.address:#x} {hazard.kind}" for hazard in listed]
+
+
+LOAD = ("LDG.E R10, desc[UR4][R2.64]", {"result": 0})
+
+
+def test_a_result_is_awaited_before_it_is_read_or_overwritten():
+    assert found(LOAD, ("FADD R11, R10, R12", {"awaits": 1})) == []
+    assert found(LOAD, ("FADD R11, R10, R12", {"awaits": 2})) == ["0x10 read"]
+    assert found(LOAD, "MOV R10, R12") == ["0x10 overwritten"]
+    assert found(LOAD, ("NOP", {"awaits": 1}), "MOV R10, R12") == []
+
+
+def test_each_register_of_a_wide_result_counts():
+    wide = ("LDG.E.128 R8, desc[UR4][R2.64]", {"result": 3})
+    assert found(wide, "FADD R20, R11, R12") == ["0x10 read"]
+    assert found(wide, "FADD R20, R12, R13") == []
+
+
+def test_operands_are_read_before_they_are_overwritten():
+    store = ("STS [R2], R10", {"operands": 1})
+    assert found(store, "MOV R10, R12") == ["0x10 overwritten"]
+    assert found(store, "FADD R11, R10, R12", ("MOV R10, R12", {"awaits": 2})) == []
+
+
+def test_a_result_says_that_operands_were_read():
+    load = ("LDG.E R12, desc[UR4][R2.64]", {"result": 0, "operands": 1})
+    assert found(load, ("MOV R2, R12", {"awaits": 1})) == []
+    assert found(load, "MOV R2, R13") == ["0x10 overwritten"]
+
+
+def test_of_one_unit_a_later_scoreboard_says_enough():
+    first, second = "MUFU.EX2 R10, R11", ("MUFU.EX2 R12, R13", {"result": 0})
+    assert found(first, second, ("FADD R14, R10, R12", {"awaits": 1})) == []
+    assert found(second, first, ("FADD R14, R10, R12", {"awaits": 1})) == ["0x20 read"]
+
+
+def test_it_holds_on_every_way_through_the_code():
+    condition = ("@P0 BRA 0x30", {})
+    assert found(LOAD, condition, ("NOP", {"awaits": 1}), "FADD R11, R10, R12") == ["0x30 read"]
+    assert found(condition, "NOP", LOAD, ("FADD R11, R10, R12", {"awaits": 1})) == []
+
+
+def test_what_opposite_guards_do_never_meets():
+    load = (f"@P1 {LOAD[0]}", LOAD[1])
+    assert found(load, "@!P1 MOV R10, R12") == []
+    assert found(load, "ISETP.NE.U32.AND P1, PT, R5, RZ, PT", "@!P1 MOV R10, R12") == ["0x20 overwritten"]
+
+
+@pytest.mark.parametrize("line", ["IMAD.WIDE R9, R12, R13, R14", "HMMA.16816.F32 R8, R12, R16, R20"])
+def test_results_of_several_registers(line):
+    assert found(LOAD, line) == ["0x10 overwritten"]

@@ -1,0 +1,217 @@
+"""Finds registers that machine code reads or overwrites before the scoreboard that says when it may was awaited.
+
+    python -m tsmla_emulator.prove.hazards LIBRARY...
+
+Results of loads, of special functions and the like come when they come: the instruction frees a scoreboard, and others
+await it. Stores and the like free one when they have read their operands. Some instructions free none: those of one
+unit go through it in their order, and so a later one's scoreboard says that they have ended, too. What is found holds
+on some way through the code, whether or not the kernel takes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import operator
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..run.sass.code import predicate_slot, register_slot, text_of
+from ..run.sass.decode import decoded
+from ..run.sass.image import kernels
+from ..run.sass.model import ALWAYS_DONE, BYTES, Instruction, Integer, Predicate, Register, Scoreboard, Target
+from ..run.sass.uses import Uses, uses_of
+
+_ENDS = {"EXIT", "BRX", "RET", "BRA", "CALL"}
+_SCOREBOARDS = 6
+"""Bits above stand for units: a result that no scoreboard says anything of yet, or operands that it reads."""
+_SHARED_UNIT = {"I2F": "MUFU", "F2I": "MUFU"}
+"""Opcode -> another that goes through the same unit; others have theirs alone, for all that is known here."""
+_PREDICATES = frozenset(predicate_slot(Predicate(i, uniform)) for i in range(7) for uniform in (False, True))
+"""They are read when an instruction is issued."""
+_UNIFORM = range(register_slot(Register(0, uniform=True)), min(_PREDICATES))
+"""Slots of uniform registers, which only bulk copies and the like, of the uniform path, read later."""
+Pending = dict[int, frozenset[int]]
+"""Slot -> what has to be awaited first: one bit of each of these masks of scoreboards. Above _OWN a mask has the bit of
+the unit that is at work, and above _GUARDED the guard under which that holds, as `_guard` gives it, 0 for always."""
+_OWN, _GUARDED = 32, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Hazard:
+    """An instruction that does not wait for what one before it does with a register.
+
+    kind: "read" of a result that may not be there, "overwritten" result or operand.
+    slot: the register. boards: scoreboards that it has to await; higher bits for a result without one.
+    """
+
+    instruction: Instruction
+    kind: str
+    slot: int
+    boards: int
+
+    def __str__(self) -> str:
+        known = [f"SB{i}" for i in range(_SCOREBOARDS) if self.boards >> i & 1]
+        boards = ", ".join(known + ["no scoreboard"] * (self.boards >> _SCOREBOARDS > 0))
+        return f"{self.instruction.address:#x} {text_of(self.instruction)}: slot {self.slot} {self.kind}, {boards}"
+
+
+def hazards(instructions: Sequence[Instruction], uses: Sequence[Uses], timed: Sequence[str]) -> list[Hazard]:
+    """Return the hazards of a kernel.
+
+    timed: opcodes whose results come when they come; see `timed_by_scoreboards`.
+    """
+    after = _successors(instructions)
+    before: list[tuple[Pending, Pending] | None] = [None] * len(instructions)
+    before[0] = {}, {}
+    waiting = [0]
+    while waiting:
+        at = waiting.pop()
+        state = before[at]
+        assert state is not None
+        left = _behind(instructions[at], uses[at], state, timed)
+        for target in after[at]:
+            known = before[target]
+            if known is None:
+                before[target] = dict(left[0]), dict(left[1])
+                waiting.append(target)
+            elif any([_joined(into, new) for into, new in zip(known, left, strict=True)]):
+                waiting.append(target)
+    found: list[Hazard] = []
+    for instruction, used, reached in zip(instructions, uses, before, strict=True):
+        if reached is not None:
+            found += _of(instruction, used, reached, timed)
+    return found
+
+
+def timed_by_scoreboards(code: Sequence[Sequence[Instruction]]) -> list[str]:
+    """Return the opcodes that free a scoreboard with their result anywhere in these kernels."""
+    return sorted({i.opcode for one in code for i in one if i.control.result is not None})
+
+
+def _of(instruction: Instruction, used: Uses, state: tuple[Pending, Pending], timed: Sequence[str]) -> Iterator[Hazard]:
+    results, operands = state
+    awaited = _awaited(instruction)
+    for kind, slots, states in (("read", used.read, [results]), ("overwritten", used.written, [results, operands])):
+        for slot in sorted(slots):
+            left = [mask for one in states for mask in one.get(slot, ()) if not mask & awaited]
+            if kind == "overwritten":  # by the same unit, which reads and writes in its order
+                left = [mask for mask in left if not mask & _unit(instruction, timed) << _OWN]
+            other = _guard(instruction) ^ 1 if instruction.guard != ALWAYS_DONE else -1
+            left = [mask & (1 << _OWN) - 1 for mask in left if mask >> _GUARDED != other]
+            if left:
+                yield Hazard(instruction, kind, slot, functools.reduce(operator.or_, left))
+
+
+def _behind(
+    instruction: Instruction, used: Uses, state: tuple[Pending, Pending], timed: Sequence[str]
+) -> tuple[Pending, Pending]:
+    control, awaited = instruction.control, _awaited(instruction)
+    results, operands = (
+        {slot: left for slot, masks in one.items() if (left := _left(masks, awaited))} for one in state
+    )
+    mark = unknown = 0
+    if instruction.opcode in timed:
+        unknown = mark = _unit(instruction, timed)
+        if control.result is not None:
+            mark = 1 << control.result
+            for one in (results, operands):
+                for slot, masks in one.items():
+                    if any(mask & unknown for mask in masks):
+                        one[slot] = frozenset(mask | mark if mask & unknown else mask for mask in masks)
+    for one in results, operands:
+        _forget_guards(one, used.written & _PREDICATES)
+    said = _guard(instruction) << _GUARDED | _unit(instruction, timed) << _OWN
+    for slot in used.written:
+        if instruction.guard == ALWAYS_DONE:
+            results.pop(slot, None)
+        if mark:
+            results[slot] = results.get(slot, frozenset()) | {mark | said}
+    if control.operands is not None:
+        for slot in used.read - _PREDICATES:
+            if slot not in _UNIFORM or instruction.opcode.startswith("U"):
+                freed = 1 << control.operands
+                operands[slot] = operands.get(slot, frozenset()) | {unknown | mark | freed | said}
+    return results, operands
+
+
+def _unit(instruction: Instruction, timed: Sequence[str]) -> int:
+    """Return the bit of an instruction's unit, 0 if its results come after a fixed time."""
+    opcode = _SHARED_UNIT.get(instruction.opcode, instruction.opcode)
+    return 1 << _SCOREBOARDS + timed.index(opcode) if instruction.opcode in timed else 0
+
+
+def _guard(instruction: Instruction) -> int:
+    """Return a number for a guard; of opposite guards they differ in bit 0."""
+    guard = instruction.guard
+    return 0 if guard == ALWAYS_DONE else predicate_slot(guard) << 1 | guard.negated
+
+
+def _forget_guards(pending: Pending, written: frozenset[int]) -> None:
+    """Take what depends on a predicate that changes for what always holds."""
+    for slot, masks in pending.items() if written else ():
+        if any(mask >> _GUARDED + 1 in written for mask in masks):
+            pending[slot] = frozenset(
+                mask & (1 << _GUARDED) - 1 if mask >> _GUARDED + 1 in written else mask for mask in masks
+            )
+
+
+def _awaited(instruction: Instruction) -> int:
+    awaited = instruction.control.awaits
+    match instruction.operands:
+        case (Scoreboard(kind="SB") as board, Integer(0)) if instruction.opcode == "DEPBAR":
+            awaited |= 1 << board.number
+    return awaited
+
+
+def _left(masks: frozenset[int], awaited: int) -> frozenset[int]:
+    return frozenset(mask for mask in masks if not mask & awaited)
+
+
+def _joined(into: Pending, new: Pending) -> bool:
+    changed = False
+    for slot, masks in new.items():
+        known = into.get(slot, frozenset())
+        if masks - known:
+            into[slot] = known | masks
+            changed = True
+    return changed
+
+
+def _successors(instructions: Sequence[Instruction]) -> list[list[int]]:
+    """Return the positions that may follow each instruction. Returns go behind any call."""
+    calls = [i + 1 for i, one in enumerate(instructions) if one.opcode == "CALL"]
+    found = []
+    for position, one in enumerate(instructions):
+        targets = [operand.address // BYTES for operand in one.operands if isinstance(operand, Target)]
+        conditional = one.guard != ALWAYS_DONE or one.opcode == "BRA" and len(one.operands) > 1
+        ends = one.opcode in _ENDS and not conditional
+        after = targets if one.opcode in ("BRA", "CALL") else calls if one.opcode == "RET" else []
+        if not ends and position + 1 < len(instructions):
+            after = [*after, position + 1]
+        found.append([target for target in after if target < len(instructions)])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("libraries", nargs="+", type=Path)
+    found = [
+        (library.name, kernel, decoded(kernel.code, kernel.architecture))
+        for library in parser.parse_args().libraries
+        for kernel in kernels(library)
+    ]
+    timed = timed_by_scoreboards([code for _, _, code in found])
+    count = 0
+    for library, kernel, code in found:
+        for hazard in hazards(code, uses_of(kernel.architecture, code), timed):
+            count += 1
+            print(f"{library} {kernel.entry}: {hazard}")
+    print(f"{count} hazards in {len(found)} kernels")
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
