@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from sass_kernels import assembled
-from tsmla_emulator.prove.hazards import hazards, timed_by_scoreboards
+from tsmla_emulator.prove.hazards import Analysis, timed_by_scoreboards
 from tsmla_emulator.run.sass.model import Instruction
 from tsmla_emulator.run.sass.uses import uses_of
 
@@ -19,8 +19,8 @@ def found(*lines: str | tuple[str, dict]) -> list[str]:
         changes = {} if isinstance(line, str) else line[1]
         control = dataclasses.replace(instruction.control, **changes)
         code.append(dataclasses.replace(instruction, control=control))
-    listed = hazards(code, uses_of("sm_90a", code), timed_by_scoreboards([code]))
-    return [f"{hazard.instruction.address:#x} {hazard.kind}" for hazard in listed]
+    analysis = Analysis(code, uses_of("sm_90a", code), timed_by_scoreboards([code]))
+    return [f"{hazard.instruction.address:#x} {hazard.kind}" for hazard in analysis.hazards()]
 
 
 LOAD = ("LDG.E R10, desc[UR4][R2.64]", {"result": 0})

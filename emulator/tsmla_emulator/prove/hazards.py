@@ -58,32 +58,50 @@ class Hazard:
         return f"{self.instruction.address:#x} {text_of(self.instruction)}: slot {self.slot} {self.kind}, {boards}"
 
 
-def hazards(instructions: Sequence[Instruction], uses: Sequence[Uses], timed: Sequence[str]) -> list[Hazard]:
-    """Return the hazards of a kernel.
+State = tuple[Pending, Pending]
+"""What is pending before an instruction: results, and operands that are still to be read."""
+
+
+class Analysis:
+    """What may be pending before each instruction of a kernel, whichever way leads there.
 
     timed: opcodes whose results come when they come; see `timed_by_scoreboards`.
     """
-    after = _successors(instructions)
-    before: list[tuple[Pending, Pending] | None] = [None] * len(instructions)
-    before[0] = {}, {}
-    waiting = [0]
-    while waiting:
-        at = waiting.pop()
-        state = before[at]
-        assert state is not None
-        left = _behind(instructions[at], uses[at], state, timed)
-        for target in after[at]:
-            known = before[target]
-            if known is None:
-                before[target] = dict(left[0]), dict(left[1])
-                waiting.append(target)
-            elif any([_joined(into, new) for into, new in zip(known, left, strict=True)]):
-                waiting.append(target)
-    found: list[Hazard] = []
-    for instruction, used, reached in zip(instructions, uses, before, strict=True):
-        if reached is not None:
-            found += _of(instruction, used, reached, timed)
-    return found
+
+    def __init__(self, instructions: Sequence[Instruction], uses: Sequence[Uses], timed: Sequence[str]):
+        self.instructions, self.uses, self.timed = instructions, uses, timed
+        self._after = _successors(instructions)
+        self._before: dict[int, State] = {0: ({}, {})}
+        self._spread([0], self._before, {})
+
+    def hazards(self) -> list[Hazard]:
+        """Return the hazards of the kernel."""
+        return [hazard for at in sorted(self._before) for hazard in self._of(at, self._before[at], {})]
+
+    def hazards_with(self, at: int, instead: Instruction) -> list[Hazard]:
+        """Return the hazards of instructions that differ when one, with the same operands, takes another's place."""
+        if at not in self._before:
+            return []
+        changed = {at: self._before[at]}
+        self._spread([at], changed, {at: instead})
+        return [hazard for place in sorted(changed) for hazard in self._of(place, changed[place], {at: instead})]
+
+    def _of(self, at: int, state: State, instead: dict[int, Instruction]) -> Iterator[Hazard]:
+        return _of(instead.get(at, self.instructions[at]), self.uses[at], state, self.timed)
+
+    def _spread(self, waiting: list[int], states: dict[int, State], instead: dict[int, Instruction]) -> None:
+        """Follow the code from some instructions on, as long as more is pending than was known before."""
+        while waiting:
+            at = waiting.pop()
+            left = _behind(instead.get(at, self.instructions[at]), self.uses[at], states[at], self.timed)
+            for target in self._after[at]:
+                known = states.get(target) or self._before.get(target)
+                if known is None:
+                    states[target] = dict(left[0]), dict(left[1])
+                    waiting.append(target)
+                elif any(_adds(into, new) for into, new in zip(known, left, strict=True)):
+                    states[target] = _joined(known[0], left[0]), _joined(known[1], left[1])
+                    waiting.append(target)
 
 
 def timed_by_scoreboards(code: Sequence[Sequence[Instruction]]) -> list[str]:
@@ -91,7 +109,7 @@ def timed_by_scoreboards(code: Sequence[Sequence[Instruction]]) -> list[str]:
     return sorted({i.opcode for one in code for i in one if i.control.result is not None})
 
 
-def _of(instruction: Instruction, used: Uses, state: tuple[Pending, Pending], timed: Sequence[str]) -> Iterator[Hazard]:
+def _of(instruction: Instruction, used: Uses, state: State, timed: Sequence[str]) -> Iterator[Hazard]:
     results, operands = state
     awaited = _awaited(instruction)
     for kind, slots, states in (("read", used.read, [results]), ("overwritten", used.written, [results, operands])):
@@ -105,9 +123,7 @@ def _of(instruction: Instruction, used: Uses, state: tuple[Pending, Pending], ti
                 yield Hazard(instruction, kind, slot, functools.reduce(operator.or_, left))
 
 
-def _behind(
-    instruction: Instruction, used: Uses, state: tuple[Pending, Pending], timed: Sequence[str]
-) -> tuple[Pending, Pending]:
+def _behind(instruction: Instruction, used: Uses, state: State, timed: Sequence[str]) -> State:
     control, awaited = instruction.control, _awaited(instruction)
     results, operands = (
         {slot: left for slot, masks in one.items() if (left := _left(masks, awaited))} for one in state
@@ -170,14 +186,12 @@ def _left(masks: frozenset[int], awaited: int) -> frozenset[int]:
     return frozenset(mask for mask in masks if not mask & awaited)
 
 
-def _joined(into: Pending, new: Pending) -> bool:
-    changed = False
-    for slot, masks in new.items():
-        known = into.get(slot, frozenset())
-        if masks - known:
-            into[slot] = known | masks
-            changed = True
-    return changed
+def _adds(into: Pending, new: Pending) -> bool:
+    return any(masks - into.get(slot, frozenset()) for slot, masks in new.items())
+
+
+def _joined(one: Pending, other: Pending) -> Pending:
+    return one | {slot: masks | one.get(slot, frozenset()) for slot, masks in other.items()}
 
 
 def _successors(instructions: Sequence[Instruction]) -> list[list[int]]:
@@ -206,7 +220,7 @@ def main() -> int:
     timed = timed_by_scoreboards([code for _, _, code in found])
     count = 0
     for library, kernel, code in found:
-        for hazard in hazards(code, uses_of(kernel.architecture, code), timed):
+        for hazard in Analysis(code, uses_of(kernel.architecture, code), timed).hazards():
             count += 1
             print(f"{library} {kernel.entry}: {hazard}")
     print(f"{count} hazards in {len(found)} kernels")
