@@ -6,19 +6,25 @@ import dataclasses
 
 import pytest
 from sass_kernels import assembled
-from tsmla_emulator.prove.hazards import Analysis, timed_by_scoreboards
+from tsmla_emulator.prove.hazards import Analysis, distances, least_of, timed_by_scoreboards, too_soon
 from tsmla_emulator.run.sass.model import Instruction
 from tsmla_emulator.run.sass.uses import uses_of
 
 
-def found(*lines: str | tuple[str, dict]) -> list[str]:
-    """Lines, some with fields of Control -> "address kind" of each hazard."""
+def controlled(*lines: str | tuple[str, dict]) -> list[Instruction]:
+    """Lines, some with fields of Control, as instructions."""
     texts = [line if isinstance(line, str) else line[0] for line in (*lines, "EXIT")]
     code: list[Instruction] = []
     for instruction, line in zip(assembled(texts), (*lines, "EXIT"), strict=True):
         changes = {} if isinstance(line, str) else line[1]
         control = dataclasses.replace(instruction.control, **changes)
         code.append(dataclasses.replace(instruction, control=control))
+    return code
+
+
+def found(*lines: str | tuple[str, dict]) -> list[str]:
+    """Address and kind of each hazard of these lines."""
+    code = controlled(*lines)
     analysis = Analysis(code, uses_of("sm_90a", code), timed_by_scoreboards([code]))
     return [f"{hazard.instruction.address:#x} {hazard.kind}" for hazard in analysis.hazards()]
 
@@ -72,3 +78,15 @@ def test_what_opposite_guards_do_never_meets():
 @pytest.mark.parametrize("line", ["IMAD.WIDE R9, R12, R13, R14", "HMMA.16816.F32 R8, R12, R16, R20"])
 def test_results_of_several_registers(line):
     assert found(LOAD, line) == ["0x10 overwritten"]
+
+
+@pytest.mark.parametrize(("stalls", "soon"), [((4, 1), 0), ((3, 1), 1), ((2, 2), 0)])
+def test_a_fixed_time_passes_before_a_result_is_read(stalls, soon):
+    """ptxas leaves 4 clocks between two additions."""
+    known = controlled(("FADD R10, R11, R12", {"stall": 4}), "FADD R13, R10, R12")
+    least = least_of(distances(known, uses_of("sm_90a", known)))
+    first, second = ({"stall": stall} for stall in stalls)
+    code = controlled(("FADD R10, R11, R12", first), ("NOP", second), "FADD R13, R10, R12")
+    if stalls[1] == 1:
+        code = controlled(("FADD R10, R11, R12", first), "FADD R13, R10, R12")
+    assert len(too_soon(distances(code, uses_of("sm_90a", code)), least)) == soon

@@ -1,11 +1,15 @@
-"""Finds registers that machine code reads or overwrites before the scoreboard that says when it may was awaited.
+"""Finds registers that machine code reads or overwrites before it may: before a scoreboard was awaited, or too soon.
 
-    python -m tsmla_emulator.prove.hazards LIBRARY...
+    python -m tsmla_emulator.prove.hazards LIBRARY... [--least FILE]
 
 Results of loads, of special functions and the like come when they come: the instruction frees a scoreboard, and others
 await it. Stores and the like free one when they have read their operands. Some instructions free none: those of one
 unit go through it in their order, and so a later one's scoreboard says that they have ended, too. What is found holds
 on some way through the code, whether or not the kernel takes it.
+
+Other results are there after a fixed time, which stall counts keep to. How long that is nobody says; latencies.json
+has the fewest clocks that ptxas ever leaves between two opcodes in kernels of sm_90a, and fewer are an error. `--least`
+writes such a file.
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import json
 import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..run.sass.code import predicate_slot, register_slot, text_of
@@ -209,20 +214,91 @@ def _successors(instructions: Sequence[Instruction]) -> list[list[int]]:
     return found
 
 
+Least = dict[str, dict[str, int]]
+"""Opcode that writes, with the kind of its result -> opcode that reads -> the fewest clocks between them."""
+LATENCIES = Path(__file__).with_name("latencies.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Distance:
+    """Clocks from the instruction that writes a register to one that reads it, as stall counts make them.
+
+    kind: of the register: "register", "predicate", or "uniform".
+    """
+
+    writer: Instruction
+    reader: Instruction
+    kind: str
+    clocks: int
+
+    def __str__(self) -> str:
+        return f"{self.reader.address:#x} {text_of(self.reader)}: {self.clocks} clocks behind {text_of(self.writer)}"
+
+
+def distances(instructions: Sequence[Instruction], uses: Sequence[Uses]) -> Iterator[Distance]:
+    """Yield the distances of results without scoreboards, within stretches of code that nothing jumps into."""
+    targets = {o.address // BYTES for one in instructions for o in one.operands if isinstance(o, Target)}
+    written: dict[int, tuple[Instruction, int]] = {}
+    clock = 0
+    for position, (instruction, used) in enumerate(zip(instructions, uses, strict=True)):
+        if position in targets:
+            written.clear()
+        for slot in used.read:
+            if slot in written:
+                writer, then = written[slot]
+                kind = "predicate" if slot in _PREDICATES else "uniform" if slot in _UNIFORM else "register"
+                yield Distance(writer, instruction, kind, clock - then)
+        for slot in used.written:
+            if instruction.control.result is None:
+                written[slot] = instruction, clock
+            else:
+                written.pop(slot, None)
+        clock += max(1, instruction.control.stall)
+
+
+def least_of(found: Iterable[Distance]) -> Least:
+    """Return the fewest clocks between each two opcodes."""
+    least: Least = {}
+    for one in found:
+        of_writer = least.setdefault(f"{one.writer.opcode} {one.kind}", {})
+        of_writer[one.reader.opcode] = min(one.clocks, of_writer.get(one.reader.opcode, one.clocks))
+    return least
+
+
+def too_soon(found: Iterable[Distance], least: Least) -> list[Distance]:
+    """Return distances that are shorter than any known one of their opcodes, or, where these were never seen together,
+    than any of the one that writes."""
+    listed = []
+    for one in found:
+        of_writer = least.get(f"{one.writer.opcode} {one.kind}")
+        if of_writer and one.clocks < of_writer.get(one.reader.opcode, min(of_writer.values())):
+            listed.append(one)
+    return listed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("libraries", nargs="+", type=Path)
+    parser.add_argument("--least", type=Path, help="write the fewest clocks between opcodes of these libraries")
+    given = parser.parse_args()
     found = [
         (library.name, kernel, decoded(kernel.code, kernel.architecture))
-        for library in parser.parse_args().libraries
+        for library in given.libraries
         for kernel in kernels(library)
     ]
     timed = timed_by_scoreboards([code for _, _, code in found])
+    least = json.loads(LATENCIES.read_text())
+    every: list[Distance] = []
     count = 0
     for library, kernel, code in found:
-        for hazard in Analysis(code, uses_of(kernel.architecture, code), timed).hazards():
+        uses = uses_of(kernel.architecture, code)
+        between = [*distances(code, uses)]
+        every += between if given.least else []
+        for problem in (*Analysis(code, uses, timed).hazards(), *too_soon(between, least)):
             count += 1
-            print(f"{library} {kernel.entry}: {hazard}")
+            print(f"{library} {kernel.entry}: {problem}")
+    if given.least:
+        given.least.write_text(json.dumps(least_of(every), indent=1, sort_keys=True) + "\n")
     print(f"{count} hazards in {len(found)} kernels")
     return 1 if count else 0
 
