@@ -31,9 +31,9 @@ from tsmla.loading.elf import Elf
 
 from ..run.machine import Launch, Options, Region, run_launches
 from ..run.sass.code import text_of
-from ..run.sass.decode import Decoder, decoder_for
+from ..run.sass.decode import decoder_for
 from ..run.sass.fields import Const, Field, Reg
-from ..run.sass.forms import CONTROL, Form
+from ..run.sass.forms import CONTROL
 from ..run.sass.image import kernels
 from ..run.sass.model import (
     ALWAYS,
@@ -140,18 +140,9 @@ def _kind(operand: Operand) -> tuple:
             return (type(operand).__name__,)
 
 
-def _form(word: int) -> Form:
-    """Return the form of a word."""
-    decoder: Decoder = decoder_for(ARCH)
-    for one in decoder._forms[word & 0xFFF]:
-        if word & one.mask == one.value:
-            return one.form
-    raise MachineCodeError(f"{word:#034x}")
-
-
 def _fields(word: int) -> Iterator[Reg]:
     """Yield the fields of registers that are not RZ."""
-    for field in _form(word).operands:
+    for field in decoder_for(ARCH).form(word).operands:
         if isinstance(field, Reg) and field.number(word) != ZERO and not field.again:
             yield field
 
@@ -170,7 +161,7 @@ def _with_own_registers(word: int) -> int:
     for field in list(_fields(word)):
         number = results[field.uniform] if field.first == 16 else next(sources[field.uniform])
         word = _put(word, field, field.first, field.width, number)
-    for operand in _form(word).operands:
+    for operand in decoder_for(ARCH).form(word).operands:
         if isinstance(operand, Const):
             raise MachineCodeError("constants are not tried")
     return word

@@ -128,6 +128,13 @@ class Decoder:
         for form in forms(architecture):
             self._forms[form.code].append(_Ready(form.on(UNIFORM_BITS[architecture])))
 
+    def form(self, word: int) -> Form:
+        """Return the form of 16 bytes, read as a little-endian number. Raises MachineCodeError."""
+        for one in self._forms.get(word & OPCODE, ()):
+            if word & one.mask == one.value:
+                return one.form
+        raise MachineCodeError(f"{word:#034x} ({self.architecture})")
+
     def instruction(self, word: int, address: int) -> Instruction:
         """Return the instruction that 16 bytes, read as a little-endian number, stand for. Raises MachineCodeError."""
         candidates = self._forms.get(word & OPCODE, ())
