@@ -3,7 +3,8 @@
 On a machine with a GPU and installed libraries, and then anywhere:
 
     python -m tsmla_emulator.prove.hardware record DIRECTORY --commit HASH
-    python -m tsmla_emulator.prove.hardware compare DIRECTORY [--machine-code] [SYMBOL...]
+    python -m tsmla_emulator.prove.hardware compare DIRECTORY [SYMBOL...] [--machine-code] [--hardware-sums]
+    python -m tsmla_emulator.prove.hardware keep DIRECTORY SYMBOL... --into TARGET
 
 Both sides run the same host code on the same emulated memory; only what a kernel does to that memory is the GPU's or
 the emulator's. Inputs are drawn by integer arithmetic, and their digests are recorded: where they differ, the two
@@ -296,7 +297,7 @@ class Recorded:
 def compare(
     directory: Path,
     symbols: Sequence[str],
-    machine_code: bool,
+    options: Options,
     compiled: Callable[[Variant], Compiled] | None = None,
 ) -> int:
     """Run recorded calls in the emulator and print where memory differs; return how many variants differ."""
@@ -305,7 +306,7 @@ def compare(
     differing = 0
     for symbol in symbols or recorded.variants:
         variant, started = check.find(symbol), time.perf_counter()
-        calls, _ = ran(variant, in_emulator, Options(machine_code=machine_code), compiled)
+        calls, _ = ran(variant, in_emulator, options, compiled)
         found = recorded.differences(variant, calls)
         differing += bool(found)
         told = "; ".join(
@@ -316,19 +317,41 @@ def compare(
     return differing
 
 
+def keep(directory: Path, target: Path, symbols: Sequence[str]) -> int:
+    """Write a record with the digests of all variants, and the bytes of these only."""
+    target.mkdir(parents=True, exist_ok=True)
+    recorded = Recorded(directory)
+    for family, file in recorded.files.items():
+        kept = {
+            digest
+            for symbol in symbols
+            if check.find(symbol).family == family
+            for left in recorded.variants[symbol]["left"]
+            for digest in left.values()
+        }
+        contents: dict[str, Any] = {name: file[name] for name in file.files if name in kept}
+        np.savez_compressed(target / f"{family}.npz", said=file["said"], **contents)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ways = parser.add_subparsers(dest="way", required=True)
-    for name in ("record", "compare"):
+    for name in ("record", "compare", "keep"):
         way = ways.add_parser(name)
         way.add_argument("directory", type=Path)
         way.add_argument("symbols", nargs="*")
     ways.choices["record"].add_argument("--commit", required=True)
     ways.choices["compare"].add_argument("--machine-code", action="store_true")
+    ways.choices["compare"].add_argument("--hardware-sums", action="store_true")
+    ways.choices["keep"].add_argument("--into", type=Path, required=True)
     given = parser.parse_args()
+    if given.way == "keep":
+        return keep(given.directory, given.into, given.symbols)
     if given.way == "record":
         return record(given.directory, given.commit, given.symbols)
-    return compare(given.directory, given.symbols, given.machine_code)
+    options = Options(machine_code=given.machine_code, hardware_sums=given.hardware_sums)
+    return compare(given.directory, given.symbols, options)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,64 @@
+"""Shipped kernels in emulation leave what they left in the memory of an H200 (hardware_results)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tsmla_emulator.prove import check
+from tsmla_emulator.prove.hardware import Recorded, digests_in, drawn_by_integers, in_emulator, ran
+from tsmla_emulator.run.host.compile import compile_for_emulation
+from tsmla_emulator.run.machine import Options
+
+RECORDED = Recorded(Path(__file__).with_name("hardware_results"))
+EQUAL = (
+    "tsmla_pack_sm_90a_bf16_to_e4m3_d128x64x128",
+    "tsmla_write_cache_sm_90a_bf16_d512e4m3s128x64",
+    "tsmla_quantize_q_sm_90a_bf16_d512e4m3s512apartwholex64",
+)
+SHARES = {
+    "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse": 2e-4,
+    "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse": 6e-4,
+}
+"""Symbol -> share of `out`'s bytes that may differ: special functions have other last bits here."""
+
+
+def test_all_variants_are_recorded():
+    assert len(RECORDED.variants) == 101
+
+
+def test_inputs_are_drawn_from_integers():
+    with drawn_by_integers():
+        numbers = torch.randn(3, 2), torch.randint(0, 100, (4,)), torch.randperm(5)
+    assert [x.dtype for x in numbers] == [torch.float32, torch.int64, torch.int64]
+    with drawn_by_integers():
+        assert torch.equal(torch.randn(3, 2), numbers[0])
+
+
+@pytest.mark.parametrize("symbol", EQUAL)
+def test_memory_is_bit_for_bit_that_of_the_gpu(symbol):
+    variant = check.find(symbol)
+    assert digests_in(compile_for_emulation(variant).library) == RECORDED.variants[symbol]["code"]
+    calls, wrong = ran(variant, in_emulator, Options(machine_code=True))
+    assert not wrong
+    assert [call.given for call in calls] == RECORDED.variants[symbol]["given"]
+    assert RECORDED.differences(variant, calls) == []
+
+
+@pytest.mark.parametrize("symbol", SHARES)
+def test_results_differ_in_last_bits_of_few_numbers(symbol):
+    variant = check.find(symbol)
+    calls, _ = ran(variant, in_emulator, Options(machine_code=True, hardware_sums=True))
+    out = [one for one in RECORDED.differences(variant, calls) if one.region == "out"]
+    assert all(one.same_call for one in out)
+    size = sum(call.left["out"].size for call in calls)
+    assert sum(one.bytes for one in out) <= SHARES[symbol] * size
+    for one in RECORDED.differences(variant, calls):
+        if one.region == "lse":
+            digest = RECORDED.variants[symbol]["left"][one.call]["lse"]
+            theirs = RECORDED.content(variant, digest)
+            assert theirs is not None
+            ours = calls[one.call].left["lse"].view(np.float32)
+            assert np.allclose(ours, theirs.view(np.float32), rtol=0, atol=2e-6)
