@@ -211,19 +211,18 @@ def emulated(image: Path, name: str, ctas: int, threads: int, arrays: list[np.nd
     regions = [Region(x.ctypes.data, x.nbytes, f"array {i}") for i, x in enumerate(arrays)]
     block = b"".join(x.ctypes.data.to_bytes(8, "little") for x in arrays) + more
     launch = Launch(name, (ctas, 1, 1), (threads, 1, 1), (1, 1, 1), 0, block)
-    run_launches(module, [launch], regions, Options())
+    run_launches(module, [launch], regions, Options(hardware_sums=True))
 
 
-def compare(directory: Path) -> int:
-    """Run recorded kernels in the emulator, print what differs, and return how many kernels do."""
-    recorded, special = np.load(directory / "products.npz"), np.load(directory / "special.npz")
+def compare(directory: Path) -> list[str]:
+    """Run recorded kernels in the emulator, print what differs, and return the names of those that do."""
+    recorded = np.load(directory / "products.npz")
     print(recorded["certificate"])
-    differing = 0
+    differing: list[str] = []
 
     def told(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
-        nonlocal differing
         wrong = int((ours != theirs).sum())
-        differing += bool(wrong)
+        differing.extend([name] if wrong else [])
         print(f"{name}: {wrong} of {ours.size} words differ" if wrong else f"{name}: equal", flush=True)
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -241,7 +240,8 @@ def compare(directory: Path) -> int:
         emulated(image, "matrices", 1, 32, [given, stored, loaded])
         told("stmatrix", stored, recorded["stored"])
         told("ldmatrix", loaded, recorded["loaded"])
-        for name in SPECIALS:
+        special = np.load(directory / "special.npz") if (directory / "special.npz").exists() else {}
+        for name in SPECIALS if special else ():
             x, many = special_inputs(name)
             x = x[many:].copy()
             y = np.zeros_like(x)

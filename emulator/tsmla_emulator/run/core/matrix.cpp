@@ -265,7 +265,7 @@ void multiply_as_hardware(float* c, u32 c_pitch, const float* a, u32 a_pitch, El
         Exponents most = each_lane<Exponents>([&](u32 i) { return stored_exponent(result[i], -126); });
         for (u32 p = first; p < end; p++)
           most = __builtin_elementwise_max(most, exponents[p] + left_exponents[p]);
-        most = __builtin_elementwise_max(most, Exponents{} - 600);
+        most = __builtin_elementwise_max(most, Exponents{} + sums.least);
         Wide place_of_unit = __builtin_convertvector(most, Wide) - s64(sums.fraction);
         Numbers scale = Numbers((1023 - place_of_unit) << 52), unit = Numbers((1023 + place_of_unit) << 52);
         Numbers sum = each_lane<Numbers>([&](u32 i) { return double(result[i]); });

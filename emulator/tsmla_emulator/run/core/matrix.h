@@ -38,9 +38,11 @@ void multiply(float* c, u32 c_pitch, const float* a, u32 a_pitch, const float* b
 
 // How tensor cores add `depth` products and the sum before them: each term is cut off, toward zero, `fraction` bits
 // below the largest exponent of any; the sum of what is left is exact, and is cut off to `kept` bits of fraction.
-// Exponents are those that the operands are stored with: 1 for 1.5 * 1.5, and the smallest normal one for subnormals.
+// Exponents are those that the operands are stored with: 0 for 1.5 * 1.5, and the smallest normal one for subnormals.
+// An exponent below `least` counts as that.
 struct Sums {
   u32 fraction, kept, depth;
+  s32 least;
 };
 
 // The same product, rows of A and B [k][n] of these kinds, in pieces of sums.depth along k.

@@ -140,7 +140,7 @@ def _conversions(op) -> None:
         op(f"unpack_{small}", "u32", "u32",
            f"u32 v = a >> imm; d = u32(to_f16(from_{small}(v >> 8 & 0xff))) << 16 | to_f16(from_{small}(v & 0xff))"
            )  # fmt: skip
-    op("half_to_float", "f32", "u32", "d = from_f16(u16(a >> imm))")
+    op("half_to_float", "f32", "u32", "d = canonical(from_f16(u16(a >> imm)))")
 
 
 def _halves(op) -> None:
