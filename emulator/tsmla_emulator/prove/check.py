@@ -217,7 +217,7 @@ def make_calls(
     else:
         judged = []
         ways = _BOOLS[: 1 + all_ways]
-        rows_of_each = decode_rows(variant.arch, variant.row, variant.gathers)
+        rows_of_each = decode_rows(variant.arch, variant.row)
         for rows in rows_of_each:
             if variant.gathers:
                 judged.append(_chosen(variant, rows, decode_lengths))
@@ -298,11 +298,10 @@ def query_row(variant: DecodeVariant) -> RowFormat:
     return multiplied_row(variant.row, variant.dtype)
 
 
-def decode_rows(arch: Arch, row: RowFormat | None = None, gathers: bool = False) -> tuple[int, ...]:
+def decode_rows(arch: Arch, row: RowFormat | None = None) -> tuple[int, ...]:
     """Return the query rows of the small decodes that together reach every kernel of a variant.
 
     row: the cache's row format; by default one without scales.
-    gathers: whether rows are gathered one by one, which pairs of Hopper's CTAs do not do.
     """
     few = FEW_ROWS_DEALS.get(arch)
     if few is not None:
@@ -310,7 +309,7 @@ def decode_rows(arch: Arch, row: RowFormat | None = None, gathers: bool = False)
     scales = None if row is None else row.scales
     if scales is None:
         return (DECODE_ROWS,)
-    pairs = (HOPPER_PAIR_ROWS,) if scales.in_row and not gathers else ()
+    pairs = (HOPPER_PAIR_ROWS,) if scales.in_row else ()
     return (DECODE_ROWS, *pairs, HOPPER_FEW_ROWS + 2)
 
 

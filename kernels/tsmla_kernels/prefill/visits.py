@@ -13,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 from cutlass.cutlass_dsl import select_
+from tsmla.identity.support import SMALLEST_PREFILL_TILE
 
 from ..parts import ptx
 from .tile_scheduler import Packs, QueryTile, query_tile, tile_bound
@@ -20,8 +21,6 @@ from .work_range import tile_at, work_range
 
 MASK_BITS = 32
 """Keys of a word of a key mask."""
-SMALLEST_TILE = 64
-"""Lists have room for tiles of as few rows and keys (`tsmla.operators.prefill`)."""
 WARPS = 32
 """Warps of a CTA that makes a list, each of which looks at one tile at a time."""
 LIST_WORDS = 3
@@ -67,7 +66,7 @@ def launch_survey(
     mask: KeyMask, packs: Packs, tile_q: cutlass.Constexpr[int], tile_kv: cutlass.Constexpr[int], pdl: Int32, stream
 ):
     """Launch the kernel that makes the lists, on the host."""
-    assert min(tile_q, tile_kv) >= SMALLEST_TILE and words_of(tile_kv) <= QUAD, (tile_q, tile_kv)
+    assert min(tile_q, tile_kv) >= SMALLEST_PREFILL_TILE and words_of(tile_kv) <= QUAD, (tile_q, tile_kv)
     tiles = tile_bound(packs.rows[0], packs.cum_seq_lens_q.shape[0] - 1, tile_q)
     one_head = packs._replace(heads=Int32(1), heads_per_kv_head=Int32(1))
     _survey(mask, one_head, tile_q, tile_kv).launch(

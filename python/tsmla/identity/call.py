@@ -208,9 +208,7 @@ PREFILL = Operator(
             left_out=LeftOut.EMPTY,
             only_with="masked",
         ),
-        Argument(
-            "visits", "visits", ("lists", "list_words"), left_out=LeftOut.MADE, only_with="masked", scratch=True
-        ),
+        Argument("visits", "visits", ("lists", "list_words"), left_out=LeftOut.MADE, only_with="masked", scratch=True),
         Number("softmax_scale", "softmax_scale * k_scale", 1.0, per_call=True),
         Number("output_scale", "v_scale * output_scale", 1.0, per_call=True),
         Number("lse_includes_sink", "lse_includes_sink", 0),

@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ..errors import ArgumentError, TsmlaError
 from ..identity.call import PREFILL
-from ..identity.support import NOPE_DIMS, prefill_out_dtype
+from ..identity.support import NOPE_DIMS, SMALLEST_PREFILL_TILE, prefill_out_dtype
 from ..identity.variant import PrefillVariant
 from ..loading import resolve
 from . import checks, examine, traced, written
@@ -29,8 +29,6 @@ _MOST_SEQUENCES = 2**31 - 2
 _MOST_PIECES = 2**31 - 2**26
 """Most sequences times heads: their query tiles must be numbered in 32 bits. Each adds one tile at most to those that
 all rows would fill, which are fewer than 2^26: tiles of 64 rows, of 128 bytes each, in 512 GiB."""
-_SMALLEST_TILE = 64
-"""Fewest rows and keys of a tile of any kernel."""
 
 
 @written.from_table(PREFILL, without=("seq_lens", "max_seq_len", "batch_size", "max_seq_len_q", "merge_into"))
@@ -171,7 +169,7 @@ def tsmla_prefill(
                 _refuse_merging(lse_base)
     if key_mask is not None:
         _check_words(key_mask, max_seq_len)
-        visits = _lists(key_mask, batch_size)
+        visits = _lists(key_mask, batch_size)  # noqa: F841, written.tensors() reads it
     tensors, options = written.tensors(), written.options(merges)
     try:
         shape = query.shape  # type: ignore[union-attr]
@@ -297,13 +295,13 @@ def _check_words(key_mask: Any, max_seq_len: Any) -> None:
 
 
 def _lists(key_mask: Any, batch_size: Any) -> torch.Tensor | None:
-    """Return room for lists of the KV tiles that query tiles visit, of any sizes from _SMALLEST_TILE on: a word that
-    counts them, and one for each tile. A mask that is none is refused later."""
+    """Return room for lists of the KV tiles that query tiles visit, however large these are: a word that counts them, and
+    one for each. A mask that is none is refused later."""
     if not isinstance(key_mask, torch.Tensor) or key_mask.ndim != 2 or not isinstance(batch_size, int):
         return None
     tokens, words = key_mask.shape
-    lists = tokens // _SMALLEST_TILE + max(batch_size, 0)
-    return key_mask.new_empty(lists, 2 + words * 32 // _SMALLEST_TILE, dtype=torch.int32)
+    lists = tokens // SMALLEST_PREFILL_TILE + max(batch_size, 0)
+    return key_mask.new_empty(lists, 2 + words * 32 // SMALLEST_PREFILL_TILE, dtype=torch.int32)
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:

@@ -200,7 +200,7 @@ def _rows(variant: Variant) -> tuple[int, ...]:
 
     if not isinstance(variant, DecodeVariant):
         return ()
-    return check.decode_rows(variant.arch, variant.row, variant.gathers)
+    return check.decode_rows(variant.arch, variant.row)
 
 
 def _part(paths: list[Path], number: int, count: int) -> list[Path]:
