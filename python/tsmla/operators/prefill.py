@@ -295,7 +295,7 @@ def _check_words(key_mask: Any, max_seq_len: Any) -> None:
 
 
 def _lists(key_mask: Any, batch_size: Any) -> torch.Tensor | None:
-    """Return room for lists of the KV tiles that query tiles visit, however large these are: a word that counts them, and
+    """Return room for lists of the KV tiles that query tiles visit, of any size: a word that counts them, and
     one for each. A mask that is none is refused later."""
     if not isinstance(key_mask, torch.Tensor) or key_mask.ndim != 2 or not isinstance(batch_size, int):
         return None
