@@ -79,7 +79,11 @@ T* copied(const std::vector<T>& from) {
 
 }  // namespace
 
+const signed char* exp2_steps = nullptr;
+
 extern "C" {
+
+void tsmla_emulator_set_exp2(const signed char* steps) { exp2_steps = steps; }
 
 struct ProgramData {
   const Insn* code;

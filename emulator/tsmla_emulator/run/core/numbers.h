@@ -58,7 +58,7 @@ inline f32 add_down(f32 a, f32 b) {
 }
 
 // 2^x in double to far below a float's rounding error; results under the normal range are flushed to +0.
-inline f32 exp2_flushed(f32 x) {
+inline f32 exp2_right(f32 x) {
   double whole = std::floor(double(x) + 0.5);
   whole = std::min(std::max(whole, -1000.0), 1000.0);
   double f = (double(x) - whole) * 0.69314718055994530942;
@@ -80,6 +80,19 @@ inline f32 exp2_flushed(f32 x) {
   if (x >= 128.0f) result = INFINITY;
   if (x != x) result = bits<f32>(0x7fffffffu);
   return result;
+}
+
+// For each k below 2^23 how many floats above 2^(1 + k / 2^23) the GPU's result lies; binding.py gives them.
+extern const signed char* exp2_steps;
+
+// 2^x as MUFU.EX2 of an H200 has it: of |x| it keeps 23 bits behind the point, and inverts them where x is negative.
+inline f32 exp2_flushed(f32 x) {
+  if (!(x >= -126.0f && x < 128.0f)) return exp2_right(x);
+  s64 kept = s64(std::fabs(double(x)) * 8388608.0);
+  if (x < 0 && kept) kept = ~kept;
+  u32 fraction = u32(kept) & 0x7fffffu;
+  u32 result = bits<u32>(exp2_right(bits<f32>(0x3f800000u | fraction))) + u32(s32(exp2_steps[fraction]));
+  return flush(bits<f32>(result + (u32(s32(kept >> 23) - 1) << 23)));
 }
 
 template <class T>
