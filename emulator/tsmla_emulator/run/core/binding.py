@@ -92,15 +92,15 @@ def core() -> ctypes.CDLL:
         POINTER(_Program), POINTER(_Launch), POINTER(_Region), c_uint64, POINTER(_Options), POINTER(c_uint64),
         POINTER(c_uint64), POINTER(_Trace), POINTER(_Failure),
     )  # fmt: skip
-    loaded.tsmla_emulator_set_exp2(_exp2_steps())
+    loaded.tsmla_emulator_set_tables(_table("exp2"), _table("reciprocal"))
     return loaded
 
 
 @cache
-def _exp2_steps() -> ctypes.Array[ctypes.c_char]:
-    """What numbers.h calls `exp2_steps`: of 2^23 results of MUFU.EX2 on an H200 (prove/products.py), each how far it
-    lies from the right one."""
-    content = lzma.decompress(Path(__file__).with_name("exp2.xz").read_bytes())
+def _table(name: str) -> ctypes.Array[ctypes.c_char]:
+    """What numbers.h calls `exp2_steps` and `reciprocal_steps`: of 2^23 results of MUFU.EX2 and MUFU.RCP on an H200
+    (prove/products.py), each how far it lies from the right one."""
+    content = lzma.decompress(Path(__file__).with_name(f"{name}.xz").read_bytes())
     return ctypes.create_string_buffer(content, len(content))
 
 

@@ -84,6 +84,8 @@ inline f32 exp2_right(f32 x) {
 
 // For each k below 2^23 how many floats above 2^(1 + k / 2^23) the GPU's result lies; binding.py gives them.
 extern const signed char* exp2_steps;
+// The same of 1 / (1 + k / 2^23).
+extern const signed char* reciprocal_steps;
 
 // 2^x as MUFU.EX2 of an H200 has it: of |x| it keeps 23 bits behind the point, and inverts them where x is negative.
 inline f32 exp2_flushed(f32 x) {
@@ -93,6 +95,15 @@ inline f32 exp2_flushed(f32 x) {
   u32 fraction = u32(kept) & 0x7fffffu;
   u32 result = bits<u32>(exp2_right(bits<f32>(0x3f800000u | fraction))) + u32(s32(exp2_steps[fraction]));
   return flush(bits<f32>(result + (u32(s32(kept >> 23) - 1) << 23)));
+}
+
+// 1 / x as MUFU.RCP of an H200 has it.
+inline f32 reciprocal_flushed(f32 x) {
+  const u32 stored = bits<u32>(x), exponent = stored >> 23 & 0xff, fraction = stored & 0x7fffffu;
+  if (exponent == 0 || exponent == 0xff) return flush(canonical(1.0f / flush(x)));
+  u32 result = bits<u32>(1.0f / bits<f32>(0x3f800000u | fraction)) + u32(s32(reciprocal_steps[fraction]));
+  s32 moved = s32(result) + s32((127 - s32(exponent)) * 0x800000);
+  return bits<f32>((moved < 0x00800000 ? 0u : u32(moved)) | (stored & 0x80000000u));
 }
 
 template <class T>

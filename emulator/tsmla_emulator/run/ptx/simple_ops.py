@@ -127,7 +127,7 @@ def _float(op) -> None:
     op("div.rn.f32 div.full.f32 div.approx.f32", "f32", "f32 f32", "canonical(a / b)")
     op("div.approx.ftz.f32 div.full.ftz.f32", "f32", "f32 f32", "flush(canonical(flush(a) / flush(b)))")
     op("rcp.rn.f32 rcp.approx.f32", "f32", "f32", "canonical(1.0f / a)")
-    op("rcp.approx.ftz.f32", "f32", "f32", "flush(canonical(1.0f / flush(a)))")
+    op("rcp.approx.ftz.f32", "f32", "f32", "reciprocal_flushed(a)")
     op("sqrt.rn.f32 sqrt.approx.f32", "f32", "f32", "canonical(std::sqrt(a))")
     op("rsqrt.approx.f32 rsqrt.approx.ftz.f32", "f32", "f32", "canonical(float(1.0 / std::sqrt(double(a))))")
     op("ex2.approx.ftz.f32", "f32", "f32", "exp2_flushed(a)")
