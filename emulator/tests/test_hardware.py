@@ -17,12 +17,13 @@ EQUAL = (
     "tsmla_pack_sm_90a_bf16_to_e4m3_d128x64x128",
     "tsmla_write_cache_sm_90a_bf16_d512e4m3s128x64",
     "tsmla_quantize_q_sm_90a_bf16_d512e4m3s512apartwholex64",
+    "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_nolse",
 )
 SHARES = {
-    "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse": 2e-4,
-    "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse": 6e-4,
+    "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse": 1e-4,
+    "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse": 1e-4,
 }
-"""Symbol -> share of `out`'s bytes that may differ: special functions have other last bits here."""
+"""Symbol -> share of `out`'s bytes that may differ: logarithms have other last bits here."""
 
 
 def test_all_variants_are_recorded():
@@ -41,7 +42,7 @@ def test_inputs_are_drawn_from_integers():
 def test_memory_is_bit_for_bit_that_of_the_gpu(symbol):
     variant = check.find(symbol)
     assert digests_in(compile_for_emulation(variant).library) == RECORDED.variants[symbol]["code"]
-    calls, wrong = ran(variant, in_emulator, Options(machine_code=True))
+    calls, wrong = ran(variant, in_emulator, Options(machine_code=True, hardware_sums=True))
     assert not wrong
     assert [call.given for call in calls] == RECORDED.variants[symbol]["given"]
     assert RECORDED.differences(variant, calls) == []

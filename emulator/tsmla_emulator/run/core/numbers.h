@@ -87,11 +87,12 @@ extern const signed char* exp2_steps;
 // The same of 1 / (1 + k / 2^23).
 extern const signed char* reciprocal_steps;
 
-// 2^x as MUFU.EX2 of an H200 has it: of |x| it keeps 23 bits behind the point, and inverts them where x is negative.
+// 2^x as MUFU.EX2 of an H200 has it: of |x| it keeps 23 bits behind the point, and of negative x
+// inverts them, unless they are 0.
 inline f32 exp2_flushed(f32 x) {
   if (!(x >= -126.0f && x < 128.0f)) return exp2_right(x);
   s64 kept = s64(std::fabs(double(x)) * 8388608.0);
-  if (x < 0 && kept) kept = ~kept;
+  if (x < 0) kept = kept & 0x7fffff ? ~kept : -kept;
   u32 fraction = u32(kept) & 0x7fffffu;
   u32 result = bits<u32>(exp2_right(bits<f32>(0x3f800000u | fraction))) + u32(s32(exp2_steps[fraction]));
   return flush(bits<f32>(result + (u32(s32(kept >> 23) - 1) << 23)));
