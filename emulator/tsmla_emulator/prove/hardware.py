@@ -76,7 +76,7 @@ def ran(
     kernel: gives the function that runs a variant's kernels on emulated tensors.
     """
     found: list[Ran] = []
-    written = {x.name for x in OPERATORS[variant.family].given if x.written or x.scratch}
+    written = {x.name for x in OPERATORS[variant.family].tensors if x.written or x.scratch}
 
     def observed(emulation: emulate.Emulation, wanted: Variant) -> Any:
         run, names = kernel(emulation, wanted)
@@ -148,7 +148,7 @@ def on_gpu(functions: dict[Variant, Any], _: emulate.Emulation, variant: Variant
     """Return a function that runs a shipped kernel on the GPU with copies of emulated tensors, and its parameters."""
     function = functions[variant]
     names = [*parameters_of(function)]
-    written = {x.name for x in OPERATORS[variant.family].given if x.written or x.scratch}
+    written = {x.name for x in OPERATORS[variant.family].tensors if x.written or x.scratch}
 
     def run(*arguments: Any) -> None:
         regions = merged(extents(arguments, names, written.__contains__))

@@ -177,7 +177,7 @@ class Emulation:
         if str(variant.arch) != self.arch:
             raise ValueError(f"{variant.symbol()} is for {variant.arch}; the emulated GPU is {self.arch}")
         made = (self._compiled or compile_for_emulation)(variant)
-        written = {x.name for x in OPERATORS[variant.family].given if x.written or x.scratch}
+        written = {x.name for x in OPERATORS[variant.family].tensors if x.written or x.scratch}
         text = made.ptx.read_text("utf-8")
         return Kernel(self, made.library, text, made.symbol, written.__contains__, made.machine_code)
 

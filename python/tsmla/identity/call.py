@@ -49,7 +49,8 @@ class Argument:
     call's; one name is one size wherever it stands.
 
     name: the kernel's, part of its signature. given: what callers call it; "key[1]" is the second of a pair, whose
-    first is then the tensor called "key"; "query[2]" is the third of three. dtype: a field of the variant, or torch's
+    first is then the tensor called "key"; "query[2]" is the third of three; without it, callers do not know the tensor,
+    which the operator has in a variable of the kernel's name. dtype: a field of the variant, or torch's
     name. align: its address, and free outer strides, are multiples of this many bytes. left_out: a name is the caller's
     argument that takes its place. also_shape, also_dtypes: what callers may give besides; the operator rewrites it.
     packed_shape: what callers give instead where query tokens of all requests lie one behind the other; the operator
@@ -127,9 +128,14 @@ class Operator:
     known: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
+    def tensors(self) -> tuple[Argument, ...]:
+        """Tensors that kernels take."""
+        return tuple(x for x in self.arguments if isinstance(x, Argument))
+
+    @property
     def given(self) -> tuple[Argument, ...]:
         """Tensors that callers give."""
-        return tuple(x for x in self.arguments if isinstance(x, Argument))
+        return tuple(x for x in self.tensors if x.given)
 
     @property
     def numbers(self) -> tuple[Number, ...]:
@@ -208,7 +214,7 @@ PREFILL = Operator(
             left_out=LeftOut.EMPTY,
             only_with="masked",
         ),
-        Argument("visits", "visits", ("lists", "list_words"), left_out=LeftOut.MADE, only_with="masked", scratch=True),
+        Argument("visits", "", ("lists", "list_words"), only_with="masked", scratch=True),
         Number("softmax_scale", "softmax_scale * k_scale", 1.0, per_call=True),
         Number("output_scale", "v_scale * output_scale", 1.0, per_call=True),
         Number("lse_includes_sink", "lse_includes_sink", 0),

@@ -44,7 +44,15 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
 
     operator, fixed = OPERATORS[variant.family], fixed_sizes(variant)
     columns = fixed.get("d_qk", 1)
-    sizes = {"batch_size": 1, "requests": 1, "page_size": 64, "bytes": RECORD_BYTES, **operator.known, **fixed}
+    sizes = {
+        "batch_size": 1,
+        "requests": 1,
+        "page_size": 64,
+        "bytes": RECORD_BYTES,
+        "list_words": 3,
+        **operator.known,
+        **fixed,
+    }
     sizes |= {"d_query": columns, "d_key": columns, "row_width": getattr(variant, "row_width", 1)}
 
     def made(argument: Argument | Number) -> Any:

@@ -212,24 +212,24 @@ def _tensors(operator: Operator, served: str, packed: bool, ready: Sequence[str]
             return f"({name} if {name}.ndim == {rank} else {name}.unsqueeze({argument.shape.index(1)}))"
         return name
 
-    seen = {argument.given: of_given(argument) for argument in operator.given}
+    seen = {argument.name: of_given(argument) for argument in operator.tensors}
 
     def tensor(index: int, argument: Argument) -> str:
-        name, text = _variable(argument), seen[argument.given]
+        name, text = _variable(argument), seen[argument.name]
         if _has_stand_in(argument):
             return f"{served}.no_{argument.name} if {name} is None else {text}"
         if isinstance(argument.left_out, str):
-            other = next(x for x in operator.given if x.given == argument.left_out)
-            instead = seen[other.given]
-            if instead != _variable(other) and operator.given.index(other) < index:
+            other = next(x for x in operator.tensors if x.given == argument.left_out)
+            instead = seen[other.name]
+            if instead != _variable(other) and operator.tensors.index(other) < index:
                 instead = "taken"  # converted once
             return f"{instead} if {name} is None else {text}"
-        if text != name and any(x.left_out == argument.given for x in operator.given[index + 1 :]):
+        if text != name and any(x.left_out == argument.given for x in operator.tensors[index + 1 :]):
             return f"(taken := {text})"
         always = argument.left_out is LeftOut.REFUSED and not argument.piece
         return text if text == name or always else f"None if {name} is None else {text}"
 
-    return [tensor(index, argument) for index, argument in enumerate(operator.given)]
+    return [tensor(index, argument) for index, argument in enumerate(operator.tensors)]
 
 
 def _rewritten(
