@@ -67,7 +67,7 @@ def _tensor(operator: Operator, argument: Argument) -> tuple[str, ...]:
         left_out = argument.left_out.value if isinstance(argument.left_out, LeftOut) else f"`{argument.left_out}`"
     return (
         f"`{argument.name}`",
-        f"`{argument.given}`",
+        f"`{argument.given}`" if argument.given else "made by the operator",
         " or ".join(shapes),
         " or ".join(dtypes),
         argument.strides.value,

@@ -36,8 +36,6 @@ SECTIONS = (
     ("Hopper prefill, 8-bit inputs", HOPPER_PREFILL, (8,)),
     ("Hopper prefill of heads of 256 dims, 16-bit inputs", HOPPER_PREFILL, (16,), "none", 256),
     ("Hopper prefill of heads of 256 dims, 8-bit inputs", HOPPER_PREFILL, (8,), "none", 256),
-    ("Hopper prefill with a key mask, 16-bit inputs", HOPPER_PREFILL, (16,), "key mask"),
-    ("Hopper prefill with a key mask, 8-bit inputs", HOPPER_PREFILL, (8,), "key mask"),
     ("Hopper decode, 16-bit cache", HOPPER_DECODE, (16,)),
     ("Hopper decode, 8-bit cache", HOPPER_DECODE, (8,)),
     ("Hopper decode, 8-bit cache with a scale for each key", HOPPER_DECODE, (8,), "apart"),
@@ -115,8 +113,8 @@ In the pictures, an arrow leads from a role that fills an edge to a role that re
 dotted where the reader does not say when it has left a stage. Where 16-bit and 8-bit kernels differ in numbers only,
 both are given: 16 bits / 8 bits. Prefill is shown with head dims (192, 128), where nothing else is said, and a causal
 mask; decode with rows of 512 latent and 64 rope numbers. Kernels of chosen keys also serve dense calls on pages of
-fewer than 16 keys and on caches in two tensors. With a key mask, the loading warp finds out which tiles hold a key that
-some row sees, and `visits` tells the others their numbers.
+fewer than 16 keys and on caches in two tensors. With a key mask, a kernel
+without roles lists the tiles that hold a key which some row sees (`prefill/visits.py`); prefill has the same roles.
 
 This page is written by `python -m docs.pictures` from the tables in each kernel's `schedule.py`, which also give
 barriers their places and counts, and say in words what is not a table.
@@ -147,8 +145,8 @@ def page() -> str:
 
 
 def section(title: str, kernel: str, widths: tuple[int, ...], scales: str = "none", d_qk: int = 192) -> str:
-    """Return the page's section on a kernel. scales: where a decode's cache has them, as `kind_of` says; "key mask" for
-    a prefill with one. d_qk: a prefill's."""
+    """Return the page's section on a kernel. scales: where a decode's cache has them, as `kind_of` says. d_qk: a
+    prefill's."""
     schedules = [shown(kernel, bits, scales, d_qk) for bits in widths]
     first, tables = schedules[0], [list(schedule.edges) for schedule in schedules]
     edges = list(zip(*tables, strict=True))
@@ -188,9 +186,9 @@ def kind(role: Role, edge: EdgeSpec) -> str:
 
 def kind_of(variant: Variant) -> str:
     """Return where the scales of a decode's cache rows lie, in a word, and whether rows are gathered; of a prefill,
-    whether it has a key mask."""
+    "none" where it is causal and has no key mask, as the page shows it."""
     if isinstance(variant, PrefillVariant):
-        return "key mask" if variant.masked else "none" if variant.causal else "full"
+        return "none" if variant.causal and not variant.masked else "another"
     assert isinstance(variant, DecodeVariant)
     place = "none" if variant.row.scales is None else "apart" if variant.row.apart else "in a row"
     return f"{place}, gathered" if variant.gathers else place

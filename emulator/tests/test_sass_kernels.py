@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tsmla.loading.manifest import images_of
 from tsmla.loading.toolchain import shipped_libraries
-from tsmla.tools.emulated import images_of
 from tsmla_emulator.prove import check, machine_code
 from tsmla_emulator.run.emulate import emulated
 from tsmla_emulator.run.machine import EmulationError, Options

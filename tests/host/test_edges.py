@@ -38,8 +38,7 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
     if kernel == "sm90/prefill":
         attend = 12 if small and variant.d_v == 128 else 8
         rings = {"k": (1, attend), **({"v": (1, 3), "values": (3, attend)} if small else {"v": (1, attend)})}
-        visits = {"visits": (1, attend + (3 if small else 0))} if variant.masked else {}
-        return {"q": (1, 4), **rings, **visits}
+        return {"q": (1, 4), **rings}
     if kernel in ("sm90/decode/row64", "sm90/decode/row64 pair"):
         pieces, leave, told = (2, 4 + 4, 2 + 1 + 8 + 4) if small else (4, 4, 2 + 1 + 8)
         fills = {f"kv{piece}": (1, leave) for piece in range(pieces)}

@@ -41,8 +41,8 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder, return_lse):
     for rope in map(torch.from_dlpack, (query_rope, key_rope)):
         assert rope.shape == (0, 1, 64) and rope.dtype == torch.bfloat16
     assert torch.from_dlpack(rest[5]).shape == (0,) and torch.from_dlpack(rest[5]).dtype == torch.float32
-    assert rest[6] is None, "a mask"
-    assert rest[7:] == [0.25, -1.5, 0, 1.0, 0, 1, SMS, 0] and all(type(x) is float for x in rest[7:9])
+    assert rest[6] is rest[7] is None, "a mask, and room for lists of tiles"
+    assert rest[8:] == [0.25, -1.5, 0, 1.0, 0, 1, SMS, 0] and all(type(x) is float for x in rest[8:10])
     assert out.shape == (TOKENS_Q, HEADS, D_V) and out.dtype == torch.bfloat16 and out.is_contiguous()
     if return_lse:
         assert lse.shape == (TOKENS_Q, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
@@ -65,7 +65,7 @@ def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
     given = inputs()
     for call in range(3):
         prefill.tsmla_prefill(**given, output_scale=float(call))
-    assert len(recorder.variants) == 1 and [launch[12] for launch in recorder.launches] == [0.0, 1.0, 2.0]
+    assert len(recorder.variants) == 1 and [launch[13] for launch in recorder.launches] == [0.0, 1.0, 2.0]
     out = torch.empty(TOKENS_Q, HEADS, D_V, dtype=torch.bfloat16)
     prefill.tsmla_prefill(**given, out=out)
     assert recorder.launches[-1][5] is out
@@ -175,7 +175,7 @@ def test_numbers_of_other_types_are_numbers(recorder, two):
     half = fractions.Fraction(1, two) if isinstance(two, int) else two.dtype.type(1) / two
     for flag in (True, 1, np.True_, 1.0):
         prefill.tsmla_prefill(**inputs(batch_size=two, softmax_scale=half), is_causal=flag)
-    assert [launch[11:] for launch in recorder.launches] == [(0.5, 1.0, 0, 1.0, 0, 1, SMS, 0)] * 4
+    assert [launch[12:] for launch in recorder.launches] == [(0.5, 1.0, 0, 1.0, 0, 1, SMS, 0)] * 4
     assert len(recorder.variants) == 1 and recorder.variants[0].causal is True
 
 

@@ -37,8 +37,8 @@ from tsmla.identity.arch import Arch
 from tsmla.identity.call import OPERATORS
 from tsmla.identity.variant import Variant
 from tsmla.loading import resolve, toolchain
+from tsmla.loading.manifest import images_of
 from tsmla.problems import cache as cache_problems
-from tsmla.tools.emulated import images_of
 
 from ..run import emulate
 from ..run.host.capture import extents, parameters_of

@@ -28,7 +28,7 @@ SOURCE = Path(__file__).with_name("products.cu")
 CASES = 96
 _SPECIAL_CTAS, _SPECIAL_THREADS = 1024, 128
 _LOW_BITS = 7
-"""Of results of special functions for many arguments, only these bits are kept: no result is further from the right
+"""Bits of a result that are kept where there are many arguments of special functions: none is further from the right
 one."""
 
 

@@ -294,3 +294,13 @@ def _directory(value: dict[str, Any], source: str) -> DirectoryManifest:
         size, sha256 = _field(entry, "size", int, source), _field(entry, "sha256", str, source)
         records.append(LibraryRecord(file, sha256, size, library))
     return DirectoryManifest(_field(value, "schema", int, source), tuple(records))
+
+
+def images_of(libraries: Path) -> dict[Variant, tuple[Path, int]]:
+    """Return the library and the number of the GPU image of each kernel in a directory of libraries: images lie in the
+    order in which a manifest names kernels."""
+    return {
+        kernel.variant: (libraries / record.file, number)
+        for record in read_directory(libraries).libraries
+        for number, kernel in enumerate(record.manifest.kernels)
+    }

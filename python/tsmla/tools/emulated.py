@@ -118,7 +118,7 @@ def verify_emulated(symbols: Iterable[str] = (), libraries: Path | None = None) 
     from tsmla_emulator.run.ptx.model import PtxError
     from tsmla_emulator.run.sass.image import extracted
 
-    held = images_of(libraries) if libraries else {}
+    held = manifest.images_of(libraries) if libraries else {}
     try:
         chosen = [check.find(symbol) for symbol in symbols] or list(held) or check.variants()
     except ValueError as error:
@@ -145,13 +145,3 @@ def verify_emulated(symbols: Iterable[str] = (), libraries: Path | None = None) 
             told = f"WRONG: {problem}" if problem else measured
             print(f"{number:3} of {len(chosen)}  {variant.symbol()}  {told}  ({time.perf_counter() - started:.1f} s)")
     return good
-
-
-def images_of(libraries: Path) -> dict[Variant, tuple[Path, int]]:
-    """Return the library and the number of the GPU image of each kernel in a directory of libraries: images lie in the
-    order in which a manifest names kernels."""
-    return {
-        kernel.variant: (libraries / record.file, number)
-        for record in manifest.read_directory(libraries).libraries
-        for number, kernel in enumerate(record.manifest.kernels)
-    }
