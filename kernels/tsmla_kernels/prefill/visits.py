@@ -23,8 +23,6 @@ MASK_BITS = 32
 """Keys of a word of a key mask."""
 WARPS = 32
 """Warps of a CTA that makes a list, each of which looks at one tile at a time."""
-LIST_WORDS = 3
-"""Words of `list_of`."""
 QUAD = 4
 """Lanes that read the words of one row together."""
 

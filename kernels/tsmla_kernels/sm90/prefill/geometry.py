@@ -12,7 +12,7 @@ from tsmla.identity.variant import PrefillVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, swizzle_bytes
 from ...parts.hopper.storage import BARRIER_BYTES
-from ...prefill.visits import LIST_WORDS
+from ...prefill.tile_bounds import LIST_WORDS
 from .policy import PrefillPolicy, policy_of
 
 TASKS_AT = BARRIER_BYTES // 2

@@ -23,8 +23,7 @@ class PrefillSchedule:
     @classmethod
     def of(cls, geometry: PrefillGeometry) -> PrefillSchedule:
         groups = geometry.tile_q // 64
-        more_to_load = geometry.transposes_values or geometry.policy.masked
-        load, attend = {2: (40, 232) if more_to_load else (24, 240), 3: (32, 160)}[groups]
+        load, attend = {2: (40, 232) if geometry.transposes_values else (24, 240), 3: (32, 160)}[groups]
         warps = geometry.tile_kv // 32 if geometry.transposes_values else 0
         schedule = cls(geometry, groups, warps, load, attend)
         schedule.check()

@@ -14,9 +14,9 @@ from cutlass import Boolean, Int32, Int64, const_expr
 
 from ...parts.division import Divisor, divisor_of, quotient
 from ...parts.seqlen import Span
-from ...prefill.tile_bounds import L2_SECTION_BYTES
+from ...prefill.tile_bounds import L2_SECTION_BYTES, LIST_WORDS
 from ...prefill.tile_scheduler import QueryTile
-from ...prefill.visits import LIST_WORDS, KeyMask, address_of, list_of
+from ...prefill.visits import KeyMask, address_of, list_of
 from ...prefill.work_range import WorkRange, work_range
 from .geometry import FOLLOWING, SHORT_KEYS, SINGLE_SHARE, SINGLE_TILES, TASK_WORDS, PrefillGeometry
 
