@@ -69,3 +69,11 @@ def test_right_kernels_pass_every_case(compiled_kernels, variant):
             assert isinstance(case, PrefillCase)
             entries[case.unused_keys > 0] |= {launch.entry for call in gpu.calls[start:end] for launch in call.launches}
         assert len(entries[True]) == len(entries[False]) == 1 and entries[True] != entries[False]
+
+
+def test_queries_of_lists_of_scaled_rows_are_quantised_already(compiled_kernels):
+    """A query that the operator quantises first would be served by another kernel as well."""
+    variant = DecodeVariant(Arch.SM90A, Dtype.E4M3, Dtype.BF16, lse=True, row=ROWS["snapmla"], gathers=True)
+    with emulation(variant.arch, compiled=compiled_kernels):
+        outcome = run_kernel(variant, Job([], full=False, repeats=1, steps=("emulated",), emulated=variant.arch), print)
+    assert outcome.problem == "" and outcome.served == "emulated"

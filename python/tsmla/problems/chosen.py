@@ -15,7 +15,7 @@ from ..operators.checks import TORCH_DTYPE_OF
 from ..operators.decode import tsmla_decode
 from ..operators.workspace import decode_workspace_size
 from .cases import ChosenCase, cases_of
-from .decode import LSE, ROW, SCALE, WEIGHT_SCALE, as_given, query_in_pieces
+from .decode import LSE, ROW, SCALE, WEIGHT_SCALE, as_given, query_as_given
 from .lists import named_slots, random_lists, union_of
 from .memory import Memory, surrounded
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
@@ -90,12 +90,13 @@ def _problem(case: ChosenCase, dtype: Dtype, row: RowFormat) -> _Problem:
     used = union_of(named)
     cache[used // case.page, used % case.page] = random(row, len(used), ROW)
     query = surrounded((case.tokens, case.heads, width), torch_dtype)
-    query[:] = random(multiplied_row(row, dtype), case.tokens, case.heads, ROW)
+    query_row = multiplied_row(row, dtype)
+    query[:] = random(query_row, case.tokens, case.heads, ROW)
     outer = (case.tokens,) if case.packed else (case.batch, case.q_len)
     joined = query.view(*outer, case.heads, width)
     return _Problem(
         query,
-        query_in_pieces(joined) if case.pieces and row.has("rope") else joined,
+        query_as_given(query_row, joined, case.pieces),
         [cache[own // case.page, own % case.page] for own in named],
         _in_two(cache) if case.apart and row.scales is None and row.has("rope") else as_given(row, cache),
         indices.to(torch.int32).view(*outer, case.top_k).to("cuda"),

@@ -143,18 +143,12 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
     query = surrounded((tokens + (_SLACK if case.q_lens else 0), case.heads, width), torch_dtype)
     query[:tokens] = random(query_row, tokens, case.heads, ROW)
     joined = query if case.q_lens else query.view(len(rows), case.q_len, case.heads, width)
-    given: torch.Tensor | tuple[torch.Tensor, ...] = joined
-    if query_row.apart:
-        latent, rope, scales = stored_as(query_row, joined)
-        given = (_heads_first(latent) if case.pieces else latent, rope, scales)
-    elif case.pieces and row.has("rope"):
-        given = query_in_pieces(joined)
     visible = None
     if case.visible:
         visible = torch.randint(0, max(case.lengths), (tokens,), dtype=torch.int32).to("cuda")
     return _Problem(
         query,
-        given,
+        query_as_given(query_row, joined, case.pieces),
         rows,
         as_given(row, cache),
         tables.to("cuda"),
@@ -171,9 +165,15 @@ def as_given(row: RowFormat, cache: torch.Tensor) -> Stored:
     return cache if row.scales is None else stored_as(row, cache)
 
 
-def query_in_pieces(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the two pieces of query rows, the latent one as engines compute it."""
-    return _heads_first(query[..., :LATENT_DIM]), query[..., LATENT_DIM:]
+def query_as_given(row: RowFormat, query: torch.Tensor, pieces: bool) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """Return query rows as the operator takes them, so that none of its other kernels serves. row: of the query.
+    pieces: in two tensors, if rows have two, the latent one as engines compute it."""
+    if row.apart:
+        latent, rope, scales = stored_as(row, query)
+        return _heads_first(latent) if pieces else latent, rope, scales
+    if pieces and row.has("rope"):
+        return _heads_first(query[..., :LATENT_DIM]), query[..., LATENT_DIM:]
+    return query
 
 
 def _heads_first(piece: torch.Tensor) -> torch.Tensor:
