@@ -141,7 +141,7 @@ WRONG = {
     "rows of other columns": ({"kv": distinct(KEYS, 512)}, r"kv has shape \[40, 1, 512\]"),
     "rows of another dtype": ({"kv": distinct(KEYS, 576).half()}, "kv is torch.float16; accepted: torch.bfloat16"),
     "no rows": ({"kv": None}, "kv is a NoneType; it must be a tensor"),
-    "one row": ({"kv": distinct(576)}, r"kv has shape \[576, 1\]"),
+    "one row": ({"kv": distinct(576)}, r"kv has shape \[576\]"),
     "lists of other tokens": ({"indices": LISTS[:2]}, r"indices has shape \[2, 70\]; it must be \[5, top_k\]"),
     "a dimension of heads": ({"indices": LISTS[:, None]}, r"indices has shape \[5, 1, 70\]; it must be \[5, top_k\]"),
     "64-bit lists": ({"indices": LISTS.long()}, "indices is torch.int64; accepted: torch.int32"),

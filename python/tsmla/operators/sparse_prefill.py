@@ -94,7 +94,7 @@ def tsmla_sparse_prefill(
         workspace_buffer = scratch(latent, len(latent), 1, latent.shape[1], top_k)
     arguments: dict[str, Any] = {
         "query": query,
-        "kv_cache": tuple(map(_paged, kv)) if type(kv) is tuple else _paged(kv),
+        "kv_cache": _paged(kv),
         "workspace_buffer": workspace_buffer,
         "kv_lora_rank": LATENT_DIM,
         "qk_rope_head_dim": sum(piece.shape[-1] for piece in pieces[:2]) - LATENT_DIM,
@@ -131,10 +131,18 @@ def _check_query(pieces: tuple[Any, ...]) -> None:
         checks.shape(_OPERATOR, name, piece, *(("tokens", "heads", width) for width in widths))
 
 
-def _paged(rows: Any) -> Any:
-    """View rows [keys, width], or a scale of each [keys], as a cache with pages of one key."""
-    is_rows = isinstance(rows, torch.Tensor) and not rows.is_nested and rows.ndim <= 2
-    return rows.unsqueeze(1) if is_rows and rows.ndim else rows
+def _paged(kv: Any) -> Any:
+    """View rows [keys, width], and a scale of each [keys], as a cache with pages of one key; other tensors are such
+    already."""
+    if type(kv) is tuple:
+        return tuple(_paged_tensor(tensor, 1 if number == 2 else 2) for number, tensor in enumerate(kv))
+    return _paged_tensor(kv, 2)
+
+
+def _paged_tensor(rows: Any, dimensions: int) -> Any:
+    """View a tensor of so many `dimensions` as pages of one key."""
+    is_rows = isinstance(rows, torch.Tensor) and not rows.is_nested and rows.ndim == dimensions
+    return rows.unsqueeze(1) if is_rows else rows
 
 
 def _in_own_words(error: ArgumentError) -> ArgumentError:

@@ -23,7 +23,8 @@ class PrefillSchedule:
     @classmethod
     def of(cls, geometry: PrefillGeometry) -> PrefillSchedule:
         groups = geometry.tile_q // 64
-        load, attend = {2: (40, 232) if geometry.transposes_values else (24, 240), 3: (32, 160)}[groups]
+        fewer = geometry.transposes_values or geometry.policy.masked  # with a key mask: log, 56
+        load, attend = {2: (40, 232) if fewer else (24, 240), 3: (32, 160)}[groups]
         warps = geometry.tile_kv // 32 if geometry.transposes_values else 0
         schedule = cls(geometry, groups, warps, load, attend)
         schedule.check()
