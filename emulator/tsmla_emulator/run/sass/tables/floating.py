@@ -44,7 +44,7 @@ BOTH: list[Form] = [
     *arithmetic(0x023, "FFMA", "rr rn nr ur", D, FA, FB, FC, parts=(FTZ, ROUNDING, SATURATE)),
     *arithmetic(0x008, "FSEL", "rr nr ur", D, FA, FB, P87, parts=(FTZ,)),
     *arithmetic(0x009, "FMNMX", "rr nr", D, FA, FB, P87, parts=(FTZ, NAN)),
-    *arithmetic(0x00B, "FSETP", "rr nr", P81, P84, FA, FB, P87, parts=(COMPARISON, FTZ, BOOLEAN)),
+    *arithmetic(0x00B, "FSETP", "rr nr ur", P81, P84, FA, FB, P87, parts=(COMPARISON, FTZ, BOOLEAN)),
     *arithmetic(0x102, "FCHK", "rr nr", P81, FA, FB, registers=""),
     # packed halves
     *arithmetic(

@@ -105,8 +105,9 @@ def copies(prefetch: int, size: Choice, one: int) -> list[Form]:
     """
     return [
         form(
-            0xFAE, "LDGSTS.E.BYPASS", Addr(Reg(16), None, 44, 20), Desc("desc", ureg(64), Addr(WIDE, None, 32, 12)),
-            Pred(87, 90, silent=True), parts=(EVICTION, Choice(prefetch, 2, PREFETCH), size),
+            0xFAE, "LDGSTS.E", Addr(Reg(16), None, 44, 20), Desc("desc", ureg(64), Addr(WIDE, None, 32, 12)),
+            Pred(87, 90, silent=True),
+            parts=(Choice(81, 1, ("BYPASS", "")), EVICTION, Choice(prefetch, 2, PREFETCH), size),
             fixed={(76, 1): 1, **BIT91, (one, 1): 1},
         ),
     ]  # fmt: skip
