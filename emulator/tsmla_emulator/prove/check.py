@@ -60,8 +60,6 @@ has a pipeline stage of its own."""
 DECODE_NO_PAGE = 20
 """Which entry of a request's page table, where it has so many, names a page that the cache does not have: its keys are
 zeros."""
-SMALL_PAGE = 4
-"""Keys of a page where rows are gathered one by one."""
 DECODE_ROWS = 10
 """Query rows (tokens x heads) of a small decode, where no kernel needs more."""
 HOPPER_FEW_ROWS = 16
@@ -74,9 +72,9 @@ DECODE_STRIPS = 4
 DECODE_FAINT = 128
 """How many first keys of each request are a twentieth as large as the others: row maxima grow until outputs are
 rescaled."""
-DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (45, *range(104, 231, 3), 1056), (69, 150, 700), 66
+DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (*range(101, 231, 3), 1056), (69, 150, 700), 64
 """Keys of requests, `window_left` of calls, and query tokens (of one head) of the longest requests, of decodes in which
-rows begin and end everywhere, and Hopper's row tiles do not hold all:
+rows begin and end everywhere:
 
 - The first and the last key that a row sees lie in every column of a tile of 64 keys, in a CTA's first tiles and in
   later ones.
@@ -163,10 +161,9 @@ def check(
     decode_lengths: keys of a decode's requests.
     record_to, compiled: see `emulated`.
     all_ways: call a prefill a second time, in pieces if its dims allow, and merging if it has an LSE; and call each
-        kernel of a decode also with requests that differ in query tokens, and one that gathers also without lists of
-        keys.
-    at_bounds: also call a prefill with PREFILL_BOUNDS; and a decode, in all of these ways, with visible lengths, sinks
-        and query tokens far from each other, and with DECODE_BOUNDS.
+        kernel of a decode also with requests that differ in query tokens.
+    at_bounds: also call a prefill with PREFILL_BOUNDS; and a decode, in all of these ways, with visible lengths and
+        with DECODE_BOUNDS.
     """
     torch.manual_seed(seed)
     processors = emulated_sms(variant)
@@ -214,15 +211,14 @@ def make_calls(
             judged += [_prefill(variant, lengths, merges, long) for merges in _BOOLS[: 1 + all_ways]]
             if at_bounds:
                 judged.append(_prefill(variant, PREFILL_BOUNDS, False, long))
+    elif variant.gathers:
+        judged = [_chosen(variant, rows, decode_lengths) for rows in decode_rows(variant.arch, variant.row)]
     else:
         judged = []
         ways = _BOOLS[: 1 + all_ways]
         rows_of_each = decode_rows(variant.arch, variant.row)
         for rows in rows_of_each:
-            if variant.gathers:
-                judged.append(_chosen(variant, rows, decode_lengths))
-            if all_ways or not variant.gathers:
-                judged += [_decode(variant, rows, decode_lengths, varies) for varies in ways]
+            judged += [_decode(variant, rows, decode_lengths, varies) for varies in ways]
             if at_bounds:
                 judged += [_decode(variant, rows, DECODE_HIDING, varies, hides=True) for varies in ways]
                 heads = 1
@@ -270,13 +266,10 @@ def given_cache(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
     """Return keys [..., 576] of a decode as the operator takes them.
 
     Where each key has a scale, not all scales are powers of two, and three of four keys that are NaN have -0 for
-    theirs. Where rows have some, those of some keys are negative.
+    theirs.
     """
-    rows: Any = stored_as(variant.row, numbers)
+    rows = stored_as(variant.row, numbers)
     if not variant.row.apart:
-        if variant.row.scales is not None:
-            scales = rows.view(torch.uint8)[..., variant.row.scales_offset :][..., : 4 * DECODE_STRIPS]
-            scales.view(torch.float32).mul_(torch.where(numbers[..., :1] > 1, -1.0, 1.0))
         return rows
     latent, rope, scales = rows
     scales = torch.where(numbers[..., 0] > 0, 1.25 * scales, scales)
@@ -325,15 +318,12 @@ def _decode(
     """Call a decode, and compare it with float64.
 
     Keys that no row may see are NaN. Entries of the page table behind a request's pages name a page of NaN, and so
-    would the entry that DECODE_NO_PAGE takes away. Pages have 64 keys, for which Hopper and pairs of Blackwell CTAs
-    have larger copies, but 32 beside `hides` and `heads`. Where rows are gathered they have SMALL_PAGE, and none is
-    taken away, because it would have no keys.
+    would the entry that DECODE_NO_PAGE takes away. Pages have 32 keys; those of equal requests of many rows have 64,
+    for which pairs of Blackwell CTAs have larger copies.
 
-    hides: with visible lengths, random ones, with sinks, which the LSE of packs counts, and with query tokens far from
-        each other; in bf16, the longest
-        request's keys are so faint that its partial rows are no numbers that float16 holds well.
+    hides: with visible lengths, random ones.
     """
-    page = SMALL_PAGE if variant.gathers else 32 if hides or heads else 64
+    page = 64 if rows > DECODE_ROWS and not (varies or hides or heads) else 32
     heads = heads or rows // 2
     q_len = rows // heads
     q_lens = [q_len] * len(key_counts)
@@ -355,22 +345,16 @@ def _decode(
             limits[longest][0] = hidden
         limits[0][0] = limits[0][-1] // 2  # of a CTA's first task, what the last token sees others do not
         visible = torch.cat(limits) if varies else torch.stack(limits)
-        more |= {"local_visible_lens": visible.to("cuda"), "sinks": torch.linspace(-2, 4, heads).to("cuda")}
-        more["lse_includes_sink"] = variant.lse and varies
+        more["local_visible_lens"] = visible.to("cuda")
     tables, all_pages = page_tables(key_counts, page, spare_pages=1, unused=None)
     seen = []
     cache = torch.full((all_pages, page, width), math.nan, device="cuda")
     for request, (taken, count) in enumerate(zip(pages, key_counts, strict=True)):
         keys = torch.randn(taken * page, width, device="cuda")
         keys[:DECODE_FAINT] *= 0.05
-        if hides and variant.dtype is Dtype.BF16 and count == max(key_counts):
-            keys *= 2.0**-20
         seen.append(keys_given(variant, keys[:count])[:, None])
         keys[: max(0, count - q_lens[request] - window)] = math.nan
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
-        if variant.gathers:
-            put_keys(cache, tables[request : request + 1], [keys])
-            continue
         nowhere = slice(DECODE_NO_PAGE * page, (DECODE_NO_PAGE + 1) * page)
         keys[nowhere] = math.nan
         seen[-1][nowhere] = 0
@@ -393,9 +377,8 @@ def _decode(
     if varies:
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
         more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
-    asked = given_query(variant, shaped)
     result: Any = tsmla.tsmla_decode(
-        _far_apart(asked) if hides else asked,
+        given_query(variant, shaped),
         given_cache(variant, cache),
         torch.empty(size, dtype=torch.int8, device="cuda"),
         LATENT_DIM,
@@ -417,24 +400,11 @@ def _decode(
         for own, of_one, limit in zip(query.split(q_lens), seen, limits, strict=True)
     ]
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    if hides:
-        sinks = more["sinks"].double()
-        expected = expected * (expected_lse - sinks).sigmoid()[..., None]
-        if more["lse_includes_sink"]:
-            expected_lse = torch.logaddexp(expected_lse, sinks)
     # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
     step = torch.finfo(out.dtype).eps if variant.dtype.bits == 16 else 0.05
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
     how = f"{rows} rows, packed" if varies else f"{rows} rows"
     return f"{how}: {measured}", error and f"{how}: {error}"
-
-
-def _far_apart(query: Any) -> Any:
-    """Return a decode's query with room for a head more behind each token, so that its rows lie in no line that a
-    tensor map could tell."""
-    if isinstance(query, tuple):
-        return tuple(_far_apart(piece) if piece.ndim == query[0].ndim else piece for piece in query)
-    return torch.cat((query, query[..., :1, :]), -2)[..., :-1, :]
 
 
 def has_kernel_of_long_sequences(variant: PrefillVariant) -> bool:

@@ -159,7 +159,7 @@ def recorded(
         done.touch()
     small, records = (sorted(made.glob("*.npz")) for made in (few, many))
     ptx = records[0].with_suffix(".ptx")
-    names, of_order = kernels(variant), 4 + variant.gathers if isinstance(variant, DecodeVariant) else 2
+    names, of_order = kernels(variant), 4 if isinstance(variant, DecodeVariant) else 2
     parts = len(_rows(variant)) or len(names)
     found: dict[str, tuple[Path, list[Path], list[Path]]] = {}
     of_others: frozenset[str] = frozenset()
@@ -198,9 +198,7 @@ def _rows(variant: Variant) -> tuple[int, ...]:
     """Return the query rows of a decode's calls; none for other operators."""
     from .. import check
 
-    if not isinstance(variant, DecodeVariant):
-        return ()
-    return check.decode_rows(variant.arch, variant.row)
+    return check.decode_rows(variant.arch, variant.row) if isinstance(variant, DecodeVariant) else ()
 
 
 def _part(paths: list[Path], number: int, count: int) -> list[Path]:
