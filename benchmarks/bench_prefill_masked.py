@@ -115,7 +115,8 @@ def run(options: argparse.Namespace) -> None:
             del case, launches, candidates, masks
             torch.cuda.empty_cache()
     record = {"certificate": runner.certificate(options.commit), "top_k": TOP_K, "results": results}
-    path = runner.write_record(options.results, f"prefill-masked-{options.dims}-{options.dtype}", record)
+    heads = f"-{options.heads}-heads" if options.heads else ""
+    path = runner.write_record(options.results, f"prefill-masked-{options.dims}-{options.dtype}{heads}", record)
     names = tuple(results[0]["timings"])
     header = ("queries", "keys", "mask", "heads", "regime", *(f"{name} us" for name in names), "all set", "MHz")
     print(runner.table(header, (_row(result, names) for result in results)))
