@@ -203,7 +203,9 @@ def _key_mask() -> Called:
     mask, seconds = _timed(lambda: tsmla_key_mask(lists.int().to("cuda"), keys))
     bits = (mask.cpu()[..., None] >> torch.arange(32) & 1).flatten(1).float()
     wanted = torch.zeros_like(bits).scatter_(1, lists, 1.0)
-    return Called(f"{tokens} tokens, {top_k} of {keys} keys", seconds, _of_rows(bits, wanted))
+    return Called(
+        f"{tokens} tokens, {top_k} of {keys} keys", seconds, [Result("mask", _rmse(bits, wanted), BF16_LIMIT)]
+    )
 
 
 CALLS: dict[str, Callable[[], Called]] = {
