@@ -19,7 +19,6 @@ ROWS = {"few rows": Shape(3, 1, 700, 16), "many rows": Shape(3, 1, 700, 128)}
     [
         ("tsmla_decode_sm_90a_bf16_to_bf16_d512e4m3s128x64_nolse", "many rows"),
         ("tsmla_decode_sm_90a_bf16_to_bf16_d512e4m3s128x64_gathers_lse", "few rows"),
-        ("tsmla_decode_sm_100a_bf16_to_bf16_d512x64_gathers_lse", "few rows"),
     ],
 )
 def test_a_decode_takes_what_memory_takes_and_not_much_more(symbol, rows):
