@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import tsmla
 from tsmla.identity.arch import SHIPPED_ARCHS, Arch
+from tsmla.identity.call import OPERATORS
 from tsmla.identity.plan import FEW_ROWS_DEALS
 from tsmla.identity.row_format import ROWS, RowFormat, multiplied_row, uniform_row
 from tsmla.identity.support import CACHE_DTYPES, LATENT_DIM, NOPE_DIMS, PREFILL_DIMS, ROPE_DIM, pack_dims
@@ -45,6 +46,8 @@ from ..run.emulate import Call, emulated
 from ..run.host.compile import Compiled
 from ..run.machine import Options
 
+SCRATCH = frozenset(x.name for operator in OPERATORS.values() for x in operator.tensors if x.scratch)
+"""Names of tensors that are no results: nobody need write all of them."""
 DECODE_SMS = 4
 DECODE_LENGTHS = (1800, 70, 0, 170)
 """SMs and keys of requests of a small decode. They make
@@ -180,7 +183,7 @@ def check(
         if call.name != variant.symbol():
             raise RuntimeError(f"the operator ran {call.name} where {variant.symbol()} was to be checked")
         of_cache = isinstance(variant, WriteCacheVariant | ReadCacheVariant)  # rows that nobody wrote hold poison
-        unwritten = {name: count for name, count in call.unwritten.items() if name != "workspace" and not of_cache}
+        unwritten = {name: count for name, count in call.unwritten.items() if name not in SCRATCH and not of_cache}
         if unwritten and not error:
             error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in unwritten.items())
     return Verdict(variant, measured, error, tuple(gpu.calls))

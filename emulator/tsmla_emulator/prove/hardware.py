@@ -51,7 +51,6 @@ from . import check
 
 _ALIGNED = 512
 """Bytes of which the address of a tensor on a GPU is a multiple; places within it are those of emulated memory."""
-_SCRATCH = "workspace"
 
 
 @dataclasses.dataclass
@@ -238,7 +237,7 @@ def record(directory: Path, commit: str, symbols: Sequence[str]) -> int:
             "left": [{name: _digest(content) for name, content in call.left.items()} for call in calls],
         }
         for call in calls:
-            arrays[variant.family] |= {_digest(x): x for name, x in call.left.items() if name != _SCRATCH}
+            arrays[variant.family] |= {_digest(x): x for name, x in call.left.items() if name not in check.SCRATCH}
         print(f"{symbol}: {len(calls)} calls, {time.perf_counter() - started:.1f} s {error}", flush=True)
     directory.mkdir(parents=True, exist_ok=True)
     for family, contents in arrays.items():

@@ -16,6 +16,7 @@ from ...run import machine
 from ...run.emulate import emulated
 from ...run.machine import EmulationError, Options
 from ...run.record import Record
+from ..check import SCRATCH
 from .control import Control, Seen
 from .naming import name_of
 
@@ -27,8 +28,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 MOST_FINDINGS = 10_000
 LENIENT = Options(happens_before=True, lenient_tensor=True, lockstep=True, findings=MOST_FINDINGS)
 STRICT = Options(happens_before=True, findings=MOST_FINDINGS)
-SCRATCH = "workspace"
-"""The name of parameters that are no results: nobody need write all of them."""
 
 
 def run(control: Control, seed: int) -> Seen:
@@ -61,7 +60,7 @@ def _call(control: Control, directory: Path, seen: Seen) -> None:
         except Exception as error:  # whatever a package raises is what to report
             seen.refused = f"{type(error).__name__}: {error}".splitlines()[0]
         seen.kernels = sum(len(call.launches) for call in gpu.calls)
-        seen.unwritten = sum(count for call in gpu.calls for name, count in call.unwritten.items() if name != SCRATCH)
+        seen.unwritten = sum(count for call in gpu.calls for name, count in call.unwritten.items() if name not in SCRATCH)
 
 
 def _options(control: Control, **given: Any) -> Options:
