@@ -27,9 +27,6 @@ from .opcodes import Driver
 SOURCE = Path(__file__).with_name("products.cu")
 CASES = 96
 _SPECIAL_CTAS, _SPECIAL_THREADS = 1024, 128
-_LOW_BITS = 7
-"""Bits of a result that are kept where there are many arguments of special functions: none is further from the right
-one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,19 +129,24 @@ def factors(product: Product) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def special_inputs(name: str) -> tuple[np.ndarray, int]:
-    """Return arguments of a special function as bits, and of how many first ones only the low bits are kept."""
-    one, two = 0x3F800000, 0x40000000
+    """Return arguments of a special function as bits, and how many first ones follow each other.
+
+    Of the results for those, a record keeps how far each is from the one before.
+    """
+    one, two, octave = 0x3F800000, 0x40000000, 1 << 23
     many = {
         "ex2": np.arange(one, two),
         "rcp": np.arange(one, two),
-        "rsqrt": np.arange(one, two + (1 << 23), 4),
-        "lg2": np.array([], np.int64),
+        "rsqrt": np.arange(one, two + octave, 4),
+        "lg2": np.arange(one - 2 * octave, two + octave),
     }[name]
     source = np.random.Generator(np.random.PCG64(7))
-    more = [source.integers(0, 1 << 32, 1 << 16), np.arange(one - (1 << 23), two, 32)]
+    more = [source.integers(0, 1 << 32, 1 << 16), np.arange(one - octave, two, 32)]
     if name == "ex2":
         exponents, signs = source.integers(90, 136, 1 << 19), source.integers(0, 2, 1 << 19)
         more.append(source.integers(0, 1 << 23, 1 << 19) | exponents << 23 | signs << 31)
+    if name == "lg2":
+        more.append(source.integers(1 << 23, 0x7F800000, 1 << 20))
     return np.concatenate([many, *more]).astype(np.uint32), len(many)
 
 
@@ -197,7 +199,7 @@ def record(directory: Path, commit: str) -> int:
         parameters = [*map(bytes, places), len(x).to_bytes(4, "little")]
         driver.launch(image, f"special_{name}", _SPECIAL_CTAS, _SPECIAL_THREADS, parameters)
         driver.get(y, places[1])
-        left[f"{name}_low"] = (y[:many] & _LOW_BITS).astype(np.uint8)
+        left[f"{name}_steps"] = np.diff(y[:many], prepend=np.uint32(0))
         left[name] = y[many:]
         print(name, flush=True)
     np.savez_compressed(directory / "special.npz", **said, **left)

@@ -60,7 +60,9 @@ def _call(control: Control, directory: Path, seen: Seen) -> None:
         except Exception as error:  # whatever a package raises is what to report
             seen.refused = f"{type(error).__name__}: {error}".splitlines()[0]
         seen.kernels = sum(len(call.launches) for call in gpu.calls)
-        seen.unwritten = sum(count for call in gpu.calls for name, count in call.unwritten.items() if name not in SCRATCH)
+        seen.unwritten = sum(
+            count for call in gpu.calls for name, count in call.unwritten.items() if name not in SCRATCH
+        )
 
 
 def _options(control: Control, **given: Any) -> Options:
