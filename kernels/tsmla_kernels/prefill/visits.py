@@ -16,6 +16,7 @@ from cutlass.cutlass_dsl import select_
 from tsmla.identity.support import SMALLEST_PREFILL_TILE
 
 from ..parts import ptx
+from ..parts.hopper.fragment import QUAD
 from .tile_scheduler import Packs, QueryTile, query_tile, tile_bound
 from .work_range import tile_at, work_range
 
@@ -23,8 +24,6 @@ MASK_BITS = 32
 """Keys of a word of a key mask."""
 WARPS = 32
 """Warps of a CTA that makes a list, each of which looks at one tile at a time."""
-QUAD = 4
-"""Lanes that read the words of one row together."""
 
 
 class KeyMask(NamedTuple):

@@ -3,7 +3,7 @@
 Bit b of word w of a query token is key 32 w + b of its sequence; a key without a word is not seen. Words are read where
 callers have them, in global memory, and only of tiles that some row may not see all of. Four neighbouring lanes read
 the words of a row. An attending lane has scores in all of these words, so that lanes exchange what they have read
-(kernels/log/hopper-prefill.md, 55)."""
+(kernels/log/hopper-prefill.md, 56)."""
 
 from __future__ import annotations
 
