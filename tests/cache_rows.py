@@ -5,19 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.support import CACHE_DTYPES
+from tsmla.operators.checks import TORCH_DTYPE_OF
 
 E4M3 = torch.float8_e4m3fn
-FORMATS = [
-    ("bf16", torch.bfloat16),
-    ("fp16", torch.float16),
-    ("e4m3", torch.bfloat16),
-    ("e4m3", torch.float16),
-    ("fp8_ds_mla", torch.bfloat16),
-    ("snapmla", torch.bfloat16),
-    ("latent_bf16", torch.bfloat16),
-    ("latent_fp16", torch.float16),
-    ("latent_e4m3", torch.bfloat16),
-]
+FORMATS = [(format, TORCH_DTYPE_OF[dtype]) for format, dtypes in CACHE_DTYPES.items() for dtype in dtypes]
 """Format, and the dtype of rows outside of the cache."""
 WIDTHS = {
     "bf16": {"cache": 1152},
@@ -41,7 +34,17 @@ _ELEMENT = {
 
 def cut(rows: torch.Tensor, format: str = "") -> tuple[torch.Tensor, torch.Tensor | None]:
     """Latent and rope parts of rows, the latter None where rows of the format have none."""
-    return rows[:, :512], None if format.startswith("latent_") else rows[:, 512:576]
+    return rows[:, :512], None if format and not ROWS[format].has("rope") else rows[:, 512:576]
+
+
+def rounded_or_not(format: str) -> tuple[bool | None, ...]:
+    """What `power_of_two_scales` may be for rows of a format."""
+    return (False, True) if ROWS[format].scales else (None,)
+
+
+def element_of(format: str, name: str, as_uint8: bool = False) -> torch.dtype:
+    """The dtype of a tensor of a cache. as_uint8: that of what may be bytes."""
+    return _ELEMENT.get(format if name == "cache" else name, torch.uint8 if as_uint8 else E4M3)
 
 
 def spread(*shape: int, dtype: torch.dtype, device: str = "cuda") -> torch.Tensor:
@@ -168,8 +171,7 @@ class Cache:
             stride = page * row + page_gap
             memory = torch.full((pages * stride + 2 * _GUARD_BYTES,), POISON, dtype=torch.uint8, device="cuda")
             self._memory[name], self._shape[name] = memory, ((pages, page, width), (stride, row, 1), _GUARD_BYTES)
-            dtype = _ELEMENT.get(format if name == "cache" else name, torch.uint8 if as_uint8 else E4M3)
-            rows = memory.as_strided(*self._shape[name]).view(dtype)
+            rows = memory.as_strided(*self._shape[name]).view(element_of(format, name, as_uint8))
             self.tensors[name] = rows[..., 0] if name == "scale_cache" else rows
 
     def put(self, slots: torch.Tensor, rows: dict[str, torch.Tensor]) -> None:

@@ -7,17 +7,13 @@ import math
 
 import pytest
 import torch
-from cache_rows import FORMATS, Cache, cut, difficult, nan_alike, restored, rotated, stored
+from cache_rows import FORMATS, Cache, cut, difficult, nan_alike, restored, rotated, rounded_or_not, stored
 from tsmla import mla_quantize_q, mla_read_cache, mla_write_cache
 
 SCALE = {"e4m3": 0.37, "latent_e4m3": 0.41}
 FORMAT = pytest.mark.parametrize("format, dtype", FORMATS, ids=[f"{name}-{dtype}" for name, dtype in FORMATS])
 
 pytestmark = pytest.mark.usefixtures("seed")
-
-
-def rounded_or_not(format: str) -> tuple[bool | None, ...]:
-    return (False, True) if format in ("fp8_ds_mla", "snapmla") else (None,)
 
 
 def some_slots(tokens: int, slots: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from cache_rows import FORMATS, Cache, cut, difficult, nan_alike, restored, rotated, stored
+from cache_rows import FORMATS, Cache, cut, difficult, nan_alike, restored, rotated, rounded_or_not, stored
 from emulated_archs import KERNELS
 from tsmla import mla_read_cache, mla_write_cache
 
@@ -36,7 +36,7 @@ def test_bytes_of_difficult_rows(gpu, format, dtype):
     scale = SCALE.get(format, 1.0)
     rows = difficult(26, dtype)
     slots = some_slots(len(rows), 45)
-    for rounded in (False, True) if format in ("fp8_ds_mla", "snapmla") else (None,):
+    for rounded in rounded_or_not(format):
         cache, expected = (Cache(format, 9, 5, 16, 48, as_uint8=bool(rounded)) for _ in range(2))
         content = stored(*cut(rows, format), format, scale, rounded)
         expected.put(slots, content)

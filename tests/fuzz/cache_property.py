@@ -8,18 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 import tsmla
+from tsmla.identity.row_format import ROWS
 from tsmla.identity.variant import Dtype
 from tsmla.operators.checks import TORCH_DTYPE_OF
 
 from .cache_case import POSITIONS, CacheCase
 from .guarded import Guarded
 from .places import Place
-from .reference_cache import E4M3, numbers, rotated, stored
+from .reference_cache import numbers, rotated, stored
 
-_WIDTHS = {
-    **{"bf16": 1152, "fp16": 1152, "e4m3": 576, "fp8_ds_mla": 656, "snapmla": 512},
-    **{"latent_bf16": 1024, "latent_fp16": 1024, "latent_e4m3": 512},
-}
 _APART = {"rope_cache": (128, torch.bfloat16), "scale_cache": (4, torch.float32)}
 
 
@@ -50,7 +47,7 @@ def check(case: CacheCase, place: Place) -> None:
 
 def _is_latent(case: CacheCase) -> bool:
     """Whether rows of the cache have no rope part."""
-    return case.format.startswith("latent_")
+    return not ROWS[case.format].has("rope")
 
 
 def _columns(case: CacheCase) -> int:
@@ -103,7 +100,7 @@ def _write(case: CacheCase, keys: torch.Tensor, tensors: dict[str, Any]) -> tupl
         "scale": case.scale,
         "enable_pdl": case.pdl,
     }
-    if case.format in ("fp8_ds_mla", "snapmla"):
+    if ROWS[case.format].scales:
         given["power_of_two_scales"] = case.rounded
     if case.turn:
         positions, table = _turns(case)
@@ -147,10 +144,11 @@ def _turned(case: CacheCase, keys: torch.Tensor) -> torch.Tensor:
 
 def _cache(case: CacheCase) -> tuple[dict[str, Guarded], dict[str, torch.Tensor]]:
     """The cache's memory, in bytes, and its tensors."""
-    first = TORCH_DTYPE_OF[Dtype(case.format.removeprefix("latent_"))] if case.format.endswith("16") else E4M3
-    if first is E4M3 and case.as_bytes:
-        first = torch.uint8
-    parts = {"cache": (_WIDTHS[case.format], first), **(_APART if case.format == "snapmla" else {})}
+    row = ROWS[case.format]
+    latent = row.piece("latent")
+    first = torch.uint8 if latent.dtype.bits == 8 and case.as_bytes else TORCH_DTYPE_OF[latent.dtype]
+    width = latent.bytes if row.apart else row.bytes
+    parts = {"cache": (width, first), **(_APART if row.apart else {})}
     memory, tensors = {}, {}
     for name, (width, dtype) in parts.items():
         row = width + 16 * case.row_gap
@@ -175,9 +173,10 @@ def _judge_row(case: CacheCase, key: torch.Tensor, held: dict[str, torch.Tensor]
         return
     wanted = stored(key.float().numpy(), case.format, case.scale, case.rounded)
     _judge_codes(key, cache[: len(wanted["codes"])].numpy(), wanted["codes"], where)
-    if case.format == "fp8_ds_mla":
-        assert _same(cache[528:].view(key.dtype), key[512:], not case.turn), f"{where}: rope part"
-        _judge_scales(cache[512:528].clone().view(torch.float32).numpy(), wanted["scales"], where)
+    if "scales" in wanted:
+        first, behind = ROWS[case.format].scales_offset, ROWS[case.format].offset("rope")
+        assert _same(cache[behind:].view(key.dtype), key[512:], not case.turn), f"{where}: rope part"
+        _judge_scales(cache[first:behind].clone().view(torch.float32).numpy(), wanted["scales"], where)
 
 
 def _same(got: torch.Tensor, wanted: torch.Tensor, nan_as_given: bool) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from tsmla.identity.plan import FEW_ROWS_DEALS, wide_rows
-from tsmla.identity.row_format import format_of
+from tsmla.identity.row_format import ROWS, format_of
 from tsmla.identity.variant import (
     DecodeVariant,
     KeyMaskVariant,
@@ -206,10 +206,11 @@ def _caches(draw: Any, variant: WriteCacheVariant | ReadCacheVariant) -> CacheCa
 
 def _not_in(call: CacheCase) -> set[str]:
     """Arguments that this call of the operator does not have."""
-    without = set() if call.format == "snapmla" else {"rope_cache", "scale_cache"}
-    if call.format not in ("fp8_ds_mla", "snapmla"):
+    row = ROWS[call.format]
+    without = set() if row.apart else {"rope_cache", "scale_cache"}
+    if row.scales is None:
         without.add("power_of_two_scales")
-    if call.format.startswith("latent_"):
+    if not row.has("rope"):
         without |= {"k_pe", "positions", "cos_sin_cache", "rope_interleaved"}
     return without | ({"indices"} if call.requests else {"block_tables", "cum_seq_lens", "seq_starts"})
 

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from cache_rows import WIDTHS, element_of
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
 from tsmla import ArgumentError, UnsupportedError, mla_read_cache, mla_write_cache
 from tsmla.identity.arch import Arch
@@ -23,21 +24,15 @@ from tsmla.loading import resolve
 TOKENS, PAGES, PAGE = 5, 4, 24
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 OPERATORS = {"write": mla_write_cache, "read": mla_read_cache}
-CACHES = {
-    **{"bf16": (576, BF16), "fp16": (576, torch.float16), "e4m3": (576, E4M3), "fp8_ds_mla": (656, torch.uint8)},
-    **{"latent_bf16": (512, BF16), "latent_fp16": (512, torch.float16), "latent_e4m3": (512, E4M3)},
-}
 
 
 def cache_of(format: str) -> dict[str, torch.Tensor]:
-    if format == "snapmla":
-        return {
-            "cache": torch.zeros(PAGES, PAGE, 512, dtype=E4M3),
-            "rope_cache": torch.zeros(PAGES, PAGE, 64, dtype=BF16),
-            "scale_cache": torch.zeros(PAGES, PAGE),
-        }
-    width, dtype = CACHES[format]
-    return {"cache": torch.zeros(PAGES, PAGE, width, dtype=dtype)}
+    """The tensors of a cache, zeros."""
+    found = {}
+    for name, width in WIDTHS[format].items():
+        rows = torch.zeros(PAGES, PAGE, width, dtype=torch.uint8).view(element_of(format, name))
+        found[name] = rows[..., 0] if name == "scale_cache" else rows
+    return found
 
 
 def call(verb: str, format: str = "fp8_ds_mla", dtype: torch.dtype = BF16) -> dict:
@@ -137,7 +132,7 @@ def test_caches_lie_as_they_like(recorder):
 WRONG = {
     "a format that is none": ({"format": "fp8"}, r"format is 'fp8'; accepted: bf16, fp16, e4m3, fp8_ds_mla, snapmla"),
     "a format that is no word": ({"format": 3}, "format is 3; accepted: bf16"),
-    "another format": ({"format": "bf16"}, r"cache is torch.uint8; accepted: torch.bfloat16"),
+    "another format": ({"format": "bf16"}, r"cache is torch.float8_e4m3fn; accepted: torch.bfloat16"),
     "another width": ({"format": "e4m3"}, r"cache has shape \[4, 24, 656\]; it must be \[pages, page_size, 576\]"),
     "a format of three tensors": (
         {"format": "snapmla"},

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from cache_rows import WIDTHS
 from tsmla.identity.dtype import Dtype, ScaleDtype, bytes_of
-from tsmla.identity.row_format import ROWS, Piece, RowFormat, Scales, multiplied_row, uniform_row
+from tsmla.identity.row_format import ROWS, SCALE_BYTES, Piece, RowFormat, Scales, multiplied_row, uniform_row
 from tsmla.identity.support import LATENT_DIM, ROPE_DIM
 
 LATENT, ROPE = Piece("latent", Dtype.E4M3, 512), Piece("rope", Dtype.BF16, 64)
@@ -61,17 +62,9 @@ def test_products_read_uniform_rows_where_scales_are_of_parts_of_a_row() -> None
 
 
 def test_rows_by_name() -> None:
-    assert {name: row.bytes for name, row in ROWS.items()} == {
-        "bf16": 1152,
-        "fp16": 1152,
-        "e4m3": 576,
-        "fp8_ds_mla": 656,
-        "snapmla": 640,
-        "latent_bf16": 1024,
-        "latent_fp16": 1024,
-        "latent_e4m3": 512,
-    }
-    assert [name for name, row in ROWS.items() if row.apart] == ["snapmla"]
+    widths = {name: row.bytes + row.apart * SCALE_BYTES * row.scales_per_row for name, row in ROWS.items()}
+    assert widths == {name: sum(tensors.values()) for name, tensors in WIDTHS.items()}
+    assert {name for name, row in ROWS.items() if row.apart} == {name for name, each in WIDTHS.items() if len(each) > 1}
     assert len({row.text(Dtype.BF16) for row in ROWS.values()}) == len(ROWS)
 
 
