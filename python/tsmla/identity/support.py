@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .arch import UNKNOWN, Arch, Facts
 from .dtype import Dtype
-from .row_format import NAMES, ROWS, RowFormat, uniform_row
+from .row_format import NAMES, ROWS, format_of, uniform_row
 from .variant import (
     DecodeVariant,
     KeyMaskVariant,
@@ -154,15 +154,11 @@ def _why_not_gathered(variant: DecodeVariant, facts: Facts) -> str | None:
         has = _listed(arch for arch in Arch if arch.facts.gathered_dtypes or arch.facts.gathered_rows) or "no GPU"
         return f"{_ONE_BY_ONE} has no kernel for {variant.arch} yet; it exists for {has}"
     uniform = variant.row == uniform_row(variant.dtype)
-    if not (variant.dtype in facts.gathered_dtypes if uniform else _name_of(variant.row) in facts.gathered_rows):
+    if not (variant.dtype in facts.gathered_dtypes if uniform else format_of(variant.row) in facts.gathered_rows):
         return f"{_ONE_BY_ONE} for {variant.arch} reads rows of {_listed(rows)}, not of {variant.row}"
     if not variant.lse:
         return "a decode that gathers keys one by one always writes an LSE"
     return None
-
-
-def _name_of(row: RowFormat) -> str:
-    return next(name for name, known in ROWS.items() if known == row)
 
 
 def _why_pack(variant: PackVariant) -> str | None:

@@ -11,9 +11,9 @@ from . import checks, examine
 from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
 
 _MAX_ROWS = 2**31 - 1
-_SCALED = ("e4m3", "latent_e4m3")
-"""Formats that have one scale for the whole cache."""
 _EIGHT_BITS = frozenset(name for name, row in ROWS.items() if row.pieces[0].dtype is Dtype.E4M3)
+_SCALED = frozenset(name for name in _EIGHT_BITS if ROWS[name].scales is None)
+"""Formats that have one scale for the whole cache."""
 
 
 def typed(cache: torch.Tensor, format: str) -> torch.Tensor:
