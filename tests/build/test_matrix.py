@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tsmla.identity.arch import SHIPPED_ARCHS, Arch
-from tsmla.identity.support import why_unsupported
+from tsmla.identity.support import CACHE_DTYPES, why_unsupported
 from tsmla.identity.variant import FAMILIES
 
 from build_aot import matrix
@@ -27,22 +27,17 @@ def test_the_promised_kernels_ship():
         ("pack", Arch.SM103A): 6,
         **{("key_mask", arch): 1 for arch in SHIPPED_ARCHS},
         **{("quantize_q", arch): 1 for arch in SHIPPED_ARCHS},
-        **{(f"{verb}_cache", arch): 9 for verb in ("write", "read") for arch in SHIPPED_ARCHS},
+        **{
+            (f"{verb}_cache", arch): sum(map(len, CACHE_DTYPES.values()))
+            for verb in ("write", "read")
+            for arch in SHIPPED_ARCHS
+        },
     }
 
 
-@pytest.mark.parametrize(
-    ("page", "text"),
-    [
-        ("CONTRIBUTING.md", "{shipped} kernels, ten minutes"),
-        ("docs/deploy/deployment.md", "{shipped} kernels take ten minutes"),
-        ("CHANGELOG.md", "All {shipped} kernels build"),
-        ("docs/deploy/deployment.md", "a wheel with its libraries, {rubin} kernels"),
-    ],
-)
-def test_documents_state_how_many(page, text):
-    said = " ".join((Path(__file__).parents[2] / page).read_text().split())
-    assert text.format(shipped=len(matrix.shipped()), rubin=len(matrix.shipped([Arch.SM107A]))) in said
+def test_the_changelog_states_how_many():
+    said = " ".join((Path(__file__).parents[2] / "CHANGELOG.md").read_text().split())
+    assert f"All {len(matrix.shipped())} kernels build" in said
 
 
 def test_every_shipped_variant_is_supported_and_has_its_own_symbol():
