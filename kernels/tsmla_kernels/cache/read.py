@@ -13,7 +13,18 @@ from tsmla.identity.variant import ReadCacheVariant
 
 from ..entry import host_entry
 from ..parts.precision import multiplied, numeric
-from .rows import HALVES, ROPE_VECTOR, VECTOR, Row, begin_row, exists, latent_column, launch, rope_column, row_vector
+from .rows import (
+    HALVES,
+    ROPE_VECTOR,
+    VECTOR,
+    Row,
+    begin_row,
+    exists,
+    latent_column,
+    launch_keys,
+    rope_column,
+    row_vector,
+)
 
 
 class ReadCacheKernel:
@@ -29,9 +40,7 @@ class ReadCacheKernel:
 
     def launch(self, given):
         """Launch the reader. given: what the call's table lists, by name."""
-        *arguments, pdl, stream = given
-        page_size = cute.FastDivmodDivisorV2(cutlass.max(given.cache.shape[1], 1))
-        launch(self.kernel(*arguments, page_size), given.kv_c.shape[0], pdl, stream)
+        launch_keys(self.kernel, given)
 
     @cute.kernel
     def kernel(

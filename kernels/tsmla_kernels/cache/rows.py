@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cutlass_dsl import Numeric
@@ -30,6 +31,14 @@ def launch(kernel, rows: Int32, pdl: Int32, stream) -> None:
     """Launch a kernel, which has been given its arguments, with a warp for each row."""
     ctas = cute.ceil_div(rows, WARPS)
     kernel.launch(grid=(ctas, 1, 1), block=(LANES * WARPS, 1, 1), stream=stream, use_pdl=pdl)
+
+
+def launch_keys(kernel, given) -> None:
+    """Launch a kernel that writes or reads the keys `kv_c`, on the host. given: what the call's table lists, by name;
+    the kernel's arguments are those and the divisor by the cache's page size."""
+    *arguments, pdl, stream = given
+    page_size = cute.FastDivmodDivisorV2(cutlass.max(given.cache.shape[1], 1))
+    launch(kernel(*arguments, page_size), given.kv_c.shape[0], pdl, stream)
 
 
 def begin_row() -> tuple[Int32, Int32]:

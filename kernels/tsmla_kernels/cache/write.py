@@ -6,7 +6,6 @@ factors are on their way. Rows without a rope piece come without the arguments t
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from tsmla.identity.call import WRITE_CACHE
@@ -15,7 +14,7 @@ from tsmla.identity.variant import WriteCacheVariant
 from ..entry import host_entry
 from .quantize import Quantizer
 from .rotary import factors, position_of, rotated
-from .rows import HALVES, ROPE_VECTOR, Row, begin_row, exists, latent_column, launch, rope_column, row_vector
+from .rows import HALVES, ROPE_VECTOR, Row, begin_row, exists, latent_column, launch_keys, rope_column, row_vector
 
 
 class WriteCacheKernel:
@@ -28,9 +27,7 @@ class WriteCacheKernel:
 
     def launch(self, given):
         """Launch the writer. given: what the call's table lists, by name."""
-        *arguments, pdl, stream = given
-        page_size = cute.FastDivmodDivisorV2(cutlass.max(given.cache.shape[1], 1))
-        launch(self.kernel(*arguments, page_size), given.kv_c.shape[0], pdl, stream)
+        launch_keys(self.kernel, given)
 
     @cute.kernel
     def kernel(

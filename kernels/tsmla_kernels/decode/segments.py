@@ -21,6 +21,7 @@ from tsmla.identity.arch import Deal
 from ..parts.division import quotient, remainder
 from ..parts.keys.visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
 from ..parts.seqlen import Span
+from ..parts.warp import inclusive_sum
 from .line import (
     LANE_REQUESTS,
     WARP_REQUESTS,
@@ -139,7 +140,7 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, position: Int32) -> Unit:
             ]
             rounds = [rounds_of(deal, work, span.length) for span in (one, other)]
             mine = lengths[0] * rounds[0] + lengths[1] * rounds[1]
-            ends = _inclusive_sum(mine, lane)
+            ends = inclusive_sum(mine, lane)
             past = cute.arch.vote_ballot_sync(start + ends > position)
             if past != 0:
                 winner = cute.arch.popc((past & -past) - 1)
@@ -369,12 +370,3 @@ def _keys_of_rows(work: Work, unit: Unit, q_len: Int32, first_row: Int32, rows: 
         last_later = first_later - quotient(first_row + cutlass.max(rows, 1) - 1, work.terms.heads)
         first_later -= quotient(first_row, work.terms.heads)
     return keys_of_tokens(work.view, unit.request, first_later, last_later)
-
-
-@cute.jit
-def _inclusive_sum(value: Int32, lane: Int32) -> Int32:
-    for step in cutlass.range_constexpr(5):
-        below = cute.arch.shuffle_sync_up(value, 1 << step, mask_and_clamp=0)
-        if lane >= 1 << step:
-            value += below
-    return value

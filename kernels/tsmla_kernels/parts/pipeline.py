@@ -254,13 +254,15 @@ class Barriers:
         return kind(self.table[name], first, cute.recast_ptr(self.shared_memory, dtype=Int64) + first)
 
     def init(self) -> None:
-        """Initialise all barriers; called by one thread, before the barrier that publishes the initialisation."""
-        for spec in self.table:
-            barriers = self.edge(spec.name, Edge).barriers
-            for stage in range(spec.stages):
-                cute.arch.mbarrier_init(barriers + stage, spec.fills)
-                if spec.emptied_by:
-                    cute.arch.mbarrier_init(barriers + (spec.stages + stage), spec.leaves)
+        """Initialise all barriers; called by one warp, before the barrier that publishes the initialisation."""
+        with cute.arch.elect_one():
+            for spec in self.table:
+                barriers = self.edge(spec.name, Edge).barriers
+                for stage in range(spec.stages):
+                    cute.arch.mbarrier_init(barriers + stage, spec.fills)
+                    if spec.emptied_by:
+                        cute.arch.mbarrier_init(barriers + (spec.stages + stage), spec.leaves)
+        cute.arch.mbarrier_init_fence()
 
 
 def one_of(edges: tuple[E, ...], index: Int32) -> E:

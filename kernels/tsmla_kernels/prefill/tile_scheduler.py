@@ -16,6 +16,7 @@ from cutlass import Boolean, Int32, Int64, const_expr
 
 from ..parts.division import quotient
 from ..parts.seqlen import Span, apart, span_of
+from ..parts.warp import inclusive_sum
 from .tile_bounds import ALIKE, L2_SECTION_BYTES, SIDE_BY_SIDE
 
 NEIGHBOURS = 2
@@ -102,7 +103,7 @@ def query_tile(
             lane_q, lane_kv = span_of(cum_seq_lens_q, mine, rows[0]), span_of(cum_seq_lens_kv, mine, rows[1])
         lane_q = apart(lane_q, end_q, mine < sequences)
         lane_tiles = (lane_q.length + tile_q - 1) // tile_q
-        ends = _inclusive_sum(lane_tiles, lane)
+        ends = inclusive_sum(lane_tiles, lane)
         past = cute.arch.vote_ballot_sync(first_cta + ends * heads > cta)
         if past != 0:
             winner = cute.arch.popc((past & -past) - 1)
@@ -175,12 +176,3 @@ def _sectioned(
 @cute.jit
 def _span_in(span: Span, lane: Int32) -> Span:
     return Span(cute.arch.shuffle_sync(span.start, lane), cute.arch.shuffle_sync(span.length, lane))
-
-
-@cute.jit
-def _inclusive_sum(value: Int32, lane: Int32) -> Int32:
-    for step in cutlass.range_constexpr(5):
-        below = cute.arch.shuffle_sync_up(value, 1 << step, mask_and_clamp=0)
-        if lane >= 1 << step:
-            value += below
-    return value

@@ -131,9 +131,7 @@ class AttentionKernel:
             cute.arch.alloc_tmem(TMEM_COLUMNS, tensor_address, is_two_cta=geometry.is_pair)
             cute.arch.relinquish_tmem_alloc_permit(is_two_cta=geometry.is_pair)
         if warp == schedule.key_warp:
-            with cute.arch.elect_one():
-                barriers.init()
-            cute.arch.mbarrier_init_fence()
+            barriers.init()
             of_keys = [each for both in (maps.k_wide, maps.k_tail, v_maps) if both is not None for each in both]
             for copied in (*query.maps, *of_keys):
                 if const_expr(copied is not None):

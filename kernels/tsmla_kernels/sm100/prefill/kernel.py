@@ -100,9 +100,7 @@ class PrefillKernel:
         barriers = Barriers(schedule.edges, base)
         shared = shared_of(geometry, self._layouts(), self.dtype, self.out_dtype, base, barriers)
         if warp == schedule.mma_warp:
-            with cute.arch.elect_one():
-                barriers.init()
-            cute.arch.mbarrier_init_fence()
+            barriers.init()
         cute.arch.griddepcontrol_wait()
 
         tile = query_tile(

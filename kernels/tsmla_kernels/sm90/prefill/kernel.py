@@ -113,9 +113,7 @@ class PrefillKernel:
         if warp == 1:  # 0 loads: it looks for its tile meanwhile
             for found in (*copied.q, *copied.k, copied.v):
                 cpasync.prefetch_descriptor(found.atom)
-            with cute.arch.elect_one():
-                barriers.init()
-            cute.arch.mbarrier_init_fence()
+            barriers.init()
         cute.arch.griddepcontrol_wait()
 
         tile_of = functools.partial(

@@ -88,9 +88,7 @@ class FewRowsKernel:
         barriers = Barriers(schedule.edges, base)
         shared = shared_of(schedule, base, barriers)
         if warp == 0:
-            with cute.arch.elect_one():
-                barriers.init()
-            cute.arch.mbarrier_init_fence()
+            barriers.init()
         cute.arch.sync_threads()
         cute.arch.griddepcontrol_wait()
 

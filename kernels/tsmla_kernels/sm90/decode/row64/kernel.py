@@ -81,9 +81,7 @@ class Row64Kernel:
         barriers = Barriers(schedule.edges, base)
         shared = shared_of(schedule, base, barriers)
         if warp == 0:
-            with cute.arch.elect_one():
-                barriers.init()
-            cute.arch.mbarrier_init_fence()
+            barriers.init()
         if const_expr(paired):
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
