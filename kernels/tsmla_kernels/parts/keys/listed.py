@@ -122,6 +122,41 @@ def entries_of(listed: ListedKeys, viewers: Viewers, key: Int32, keys: cutlass.C
     return tuple(entry_of(listed, viewers, key + 32 * part) for part in range(max(1, keys // 32)))
 
 
+class LaneKeys(NamedTuple):
+    """Keys of tiles that a lane looks up: every 32nd of each tile; its first one in the first tile, and the table's
+    entries for those of the first tile."""
+
+    listed: ListedKeys
+    viewers: Viewers
+    first_key: Int32
+    entries: tuple[Int32, ...]
+
+
+@cute.jit
+def lane_keys(listed: ListedKeys, viewers: Viewers, first_key: Int32, keys: cutlass.Constexpr[int]) -> LaneKeys:
+    """Begin to look up this lane's keys among `keys` of each tile; `first_key` is its first in the first tile."""
+    return LaneKeys(listed, viewers, first_key, entries_of(listed, viewers, first_key, keys))
+
+
+@cute.jit
+def for_each_tile(
+    mine: LaneKeys, tiles: Int32, tile_kv: cutlass.Constexpr[int], first_count: Int32 | int, act: cutlass.Constexpr,
+    places: cutlass.Constexpr[bool] = False,
+) -> None:  # fmt: skip
+    """Call `act(count, slots)` for each of `tiles` tiles of `tile_kv` keys, counted from `first_count` on, with the
+    slots of this lane's keys; with `places`, `act(count, slots, places)`, the places of their rows, too. Entries of the
+    table are read a tile ahead."""
+    listed, viewers, first_key, ahead = mine
+    keys = 32 * len(ahead)
+    for index in cutlass.range(tiles, unroll=1):
+        count, key = first_count + index, first_key + index * tile_kv
+        found = (tuple(slot_of(listed, entry, key + 32 * part) for part, entry in enumerate(ahead)),)
+        if const_expr(places):
+            found += (tuple(place_of(listed, listed.rows, slot) for slot in found[0]),)
+        ahead = entries_of(listed, viewers, key + tile_kv, keys)
+        act(count, *found)
+
+
 @cute.jit
 def tell_there(words: cute.Tensor, slots: tuple) -> None:
     """Write, by a warp, which keys of a tile are there, a bit for each; `slots` are those of each lane's keys."""
@@ -193,7 +228,7 @@ def gather(
     the other; more take more registers."""
     lane = cute.arch.lane_idx()
     own = start + (lane % lines.lanes) * VECTOR_BYTES
-    steps = const_expr(keys // lines.keys)
+    steps = keys // lines.keys
     if const_expr(steps <= at_once):
         for step in cutlass.range_constexpr(steps):
             _gather_step(own, place, lines, target, first_key, step * lines.keys)

@@ -13,6 +13,7 @@ from ...decode.line import LaneWork, Work
 from ...decode.partials import begin_records, record_unit
 from ...decode.segments import Segment, Unit, for_each_unit
 from ...parts.keys.source import KeySource
+from ...parts.keys.visible import Viewers, viewers_of
 from ...parts.pipeline import LEADER
 from .geometry import DecodeGeometry
 
@@ -25,6 +26,10 @@ class Assignment(NamedTuple):
     source: KeySource
     work: Work
     unit: Unit
+
+    def viewers(self, segment: Segment) -> Viewers:
+        """The rows of a segment, as viewers."""
+        return viewers_of(self.work.view, segment, self.work.terms.heads)
 
 
 class Done(NamedTuple):

@@ -27,7 +27,7 @@ from ....parts.alignment import aligned
 from ....parts.keys.listed import ListedKeys, entry_of, place_of, slot_of
 from ....parts.keys.paged import GROUP
 from ....parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, exists, look_further, look_up, wanted_of
-from ....parts.keys.visible import Viewers, VisibleKeys, seen_bits, seen_by_both, viewers_of
+from ....parts.keys.visible import Viewers, VisibleKeys, seen_bits, seen_by_both
 from ....parts.ptx import load_if
 from ..assignment import Assignment, Done, for_each_segment, rank_of
 from ..geometry import ATOM, CONVERT_WARPS, SWIZZLE, DecodeGeometry
@@ -202,7 +202,7 @@ def _look_up(
 ) -> tuple[Sought, Lookup | tuple[Int32, ...]]:
     """A segment's keys, and what is known at first of where they lie: pages of boxes; or, where a table lists keys, its
     entries for this lane's keys of the first tile, one for each slot that brings keys of its own."""
-    source, viewers = assignment.source, viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
+    source, viewers = assignment.source, assignment.viewers(segment)
     if not geometry.gathers:
         wanted = wanted_of(source, segment, geometry.tile_kv // BOX_KEYS)
         return Sought(wanted, None, viewers, None), look_up(wanted)

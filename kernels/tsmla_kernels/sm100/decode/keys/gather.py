@@ -12,8 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from ....decode.segments import Segment
-from ....parts.keys.listed import Lines, entries_of, entry_of, gather, place_of, slot_of, tell_there
-from ....parts.keys.visible import viewers_of
+from ....parts.keys.listed import Lines, for_each_tile, gather, lane_keys, place_of, tell_there
 from ..assignment import Assignment, Done, for_each_segment, rank_of
 from ..geometry import SWIZZLE, DecodeGeometry
 from ..storage import Shared
@@ -27,24 +26,18 @@ def gather_keys(
     assignment: Assignment,
 ):
     """Gather the K tiles of each segment, as warp number `warp` of `warps`: in a pair, this CTA's half of a tile's
-    keys; solo, all of them. Entries of the table are read a tile ahead."""
+    keys; solo, all of them."""
     assert geometry.k_cuts == geometry.k_slots_per_tile, geometry
     share = geometry.k_keys // warps
     own, source = warp * share, assignment.source
     first = rank_of(geometry) * geometry.k_keys + own + cute.arch.lane_idx()
 
-    @cute.jit
     def gather_keys_of(segment: Segment, done: Done) -> Done:
-        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
-        first_key = segment.first_tile * geometry.tile_kv + first
-        ahead = entry_of(source, viewers, first_key)
-        for i in cutlass.range(segment.tiles, unroll=1):
-            key = first_key + i * geometry.tile_kv
-            slot = slot_of(source, ahead, key)
-            place = place_of(source, source.rows, slot)
-            ahead = entry_of(source, viewers, key + geometry.tile_kv)
+        @cute.jit
+        def gather_tile(index: Int32, slots: tuple, places: tuple) -> None:
+            (slot,), (place,) = slots, places
             for cut in cutlass.range_constexpr(geometry.k_cuts):
-                count = (done.tiles + i) * geometry.k_cuts + cut
+                count = (done.tiles + index) * geometry.k_cuts + cut
                 shared.edges.k.wait_empty(count)
                 stage = shared.edges.k.stage(count)
                 target = shared.operands.k + stage * geometry.k_wide_bytes
@@ -58,6 +51,10 @@ def gather_keys(
                     tail = Lines(geometry.tail_bytes, 1)
                     gather(source.rope.start, place_of(source, source.rope, slot), tail, target, own, share)
                 shared.edges.landed_keys.arrive_behind_copies(count)
+
+        first_key = segment.first_tile * geometry.tile_kv + first
+        mine = lane_keys(source, assignment.viewers(segment), first_key, share)
+        for_each_tile(mine, segment.tiles, geometry.tile_kv, 0, gather_tile, places=True)
         return done.and_all_of(segment)
 
     for_each_segment(geometry, assignment, gather_keys_of, Done.nothing())
@@ -78,19 +75,17 @@ def gather_values(
     start = source.rows.start + rank_of(geometry) * (geometry.v_chunks * SWIZZLE)
     first = own + cute.arch.lane_idx()
 
-    @cute.jit
     def gather_values_of(segment: Segment, done: Done) -> Done:
-        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
-        first_key = segment.first_tile * geometry.tile_kv + first
-        ahead = entry_of(source, viewers, first_key)
-        for number in cutlass.range(segment.tiles * slots, unroll=1):
-            key, count = first_key + number * geometry.v_keys, done.tiles * slots + number
-            place = place_of(source, source.rows, slot_of(source, ahead, key))
-            ahead = entry_of(source, viewers, key + geometry.v_keys)
+        @cute.jit
+        def gather_slot(count: Int32, _: tuple, places: tuple) -> None:
             shared.edges.v.wait_empty(count)
             target = shared.operands.v + shared.edges.v.stage(count) * geometry.v_bytes
-            gather(start, place, lines, target, own, share)
+            gather(start, places[0], lines, target, own, share)
             shared.edges.landed_values.arrive_behind_copies(count)
+
+        first_key = segment.first_tile * geometry.tile_kv + first
+        mine = lane_keys(source, assignment.viewers(segment), first_key, share)
+        for_each_tile(mine, segment.tiles * slots, geometry.v_keys, done.tiles * slots, gather_slot, places=True)
         return done.and_all_of(segment)
 
     for_each_segment(geometry, assignment, gather_values_of, Done.nothing())
@@ -101,16 +96,11 @@ def tell_rows(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], assig
     a tile's keys go before the values of the tile before. Where rows are converted, nothing lands."""
     source, late = assignment.source, geometry.is_pair and not geometry.converts
 
-    @cute.jit
     def tell_of(segment: Segment, done: Done) -> Done:
-        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
-        first_key = segment.first_tile * geometry.tile_kv + cute.arch.lane_idx()
-        ahead = entries_of(source, viewers, first_key, geometry.tile_kv)
-        for i in cutlass.range(segment.tiles + int(late), unroll=1):
-            tile, key = done.tiles + i, first_key + i * geometry.tile_kv
-            slots = tuple(slot_of(source, entry, key + 32 * part) for part, entry in enumerate(ahead))
-            ahead = entries_of(source, viewers, key + geometry.tile_kv, geometry.tile_kv)
-            if i < segment.tiles:
+        @cute.jit
+        def tell_tile(tile: Int32, slots: tuple) -> None:
+            index = tile - done.tiles
+            if index < segment.tiles:
                 shared.edges.there.wait_empty(tile)
                 tell_there(there_of(shared, geometry, tile), slots)
                 shared.edges.there.hand_over(tile)
@@ -118,10 +108,14 @@ def tell_rows(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], assig
                     for cut in cutlass.range_constexpr(geometry.k_cuts):
                         _hand_over(shared.edges.landed_keys, shared.edges.k, tile * geometry.k_cuts + cut)
             if const_expr(late):
-                if i > 0:
-                    for index in cutlass.range_constexpr(geometry.v_slots_per_tile):
-                        count = (tile - 1) * geometry.v_slots_per_tile + index
+                if index > 0:
+                    for slot in cutlass.range_constexpr(geometry.v_slots_per_tile):
+                        count = (tile - 1) * geometry.v_slots_per_tile + slot
                         _hand_over(shared.edges.landed_values, shared.edges.v, count)
+
+        first_key = segment.first_tile * geometry.tile_kv + cute.arch.lane_idx()
+        mine = lane_keys(source, assignment.viewers(segment), first_key, geometry.tile_kv)
+        for_each_tile(mine, segment.tiles + int(late), geometry.tile_kv, done.tiles, tell_tile)
         return done.and_all_of(segment)
 
     for_each_segment(geometry, assignment, tell_of, Done.nothing())

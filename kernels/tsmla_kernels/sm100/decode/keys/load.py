@@ -17,7 +17,7 @@ from ....decode.segments import Segment
 from ....parts.division import Divisor
 from ....parts.keys import paged
 from ....parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
-from ....parts.keys.visible import Viewers, seen_bits, surely_seen, viewers_of
+from ....parts.keys.visible import Viewers, seen_bits, surely_seen
 from ....parts.query import NO_LINES, Map, Query, copy_rows, copy_tile
 from ..assignment import Assignment, Done, for_each_segment, is_leader, rank_of
 from ..geometry import ATOM, CTA_ROWS, LARGE_KEYS, SWIZZLE, DecodeGeometry
@@ -60,7 +60,7 @@ def load_keys(
     @cute.jit
     def load_keys_of(segment: Segment, done: Done) -> Done:
         wanted = wanted_of(assignment.source, segment, tile_boxes)
-        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
+        viewers = assignment.viewers(segment)
         lookup = look_up(wanted)
         shared.edges.q.wait_empty(done.segments)
         _load_query(shared, geometry, query, segment, assignment.work.terms.heads, done.segments)
@@ -104,8 +104,8 @@ def _load_slot(
     first: Int32,
 ):
     """Load boxes from `first` on to K slot number `count`; solo CTAs only."""
-    wide = const_expr(geometry.k_chunks * geometry.chunk)
-    by_lanes, chunk = Int32(0), const_expr(0)
+    wide = geometry.k_chunks * geometry.chunk
+    by_lanes, chunk = Int32(0), 0
     if surely_seen(viewers, wanted.key_of(first), geometry.k_keys):
         _copy_boxes(shared, geometry, maps, wanted, lookup, count, chunk, first)
     else:
@@ -244,7 +244,7 @@ def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_m
     @cute.jit
     def load_values_of(segment: Segment, done: Done) -> Done:
         wanted = wanted_of(assignment.source, segment, tile_boxes)
-        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
+        viewers = assignment.viewers(segment)
         lookup = look_up(wanted)
         for i in cutlass.range(segment.tiles, unroll=1):
             first = i * tile_boxes

@@ -26,7 +26,7 @@ from ....parts.keys.scales import (
     slot_scale,
 )
 from ....parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
-from ....parts.keys.visible import seen_by_any, viewers_of
+from ....parts.keys.visible import seen_by_any
 from ..assignment import Assignment, Done, for_each_segment
 from ..geometry import DecodeGeometry
 from ..storage import Shared
@@ -72,7 +72,7 @@ def load_listed_scales(
 
     @cute.jit
     def load_scales_of(segment: Segment, done: Done) -> Done:
-        viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
+        viewers = assignment.viewers(segment)
         first_key = segment.first_tile * geometry.tile_kv + cute.arch.lane_idx()
         ahead = entries_of(source, viewers, first_key, geometry.tile_kv)
         scale_anchor = anchor_of_segment(geometry, keys, assignment, segment)
@@ -98,7 +98,7 @@ def anchor_of_segment(
 ) -> Float32:
     """The anchor of the scales of a segment's keys."""
     source, first_key = assignment.source, segment.first_tile * geometry.tile_kv
-    viewers = viewers_of(assignment.work.view, segment, assignment.work.terms.heads)
+    viewers = assignment.viewers(segment)
     found = Float32(1.0)
     if const_expr(geometry.gathers):
         found = listed_anchor(source, keys, viewers, first_key, segment.tiles * geometry.tile_kv)

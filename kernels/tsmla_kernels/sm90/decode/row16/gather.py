@@ -14,7 +14,16 @@ from cutlass import Int32, const_expr
 
 from ....limits import VECTOR_BYTES
 from ....parts.division import Divisor
-from ....parts.keys.listed import Lines, ListedKeys, entry_of, gather, gather_whole, place_of, slot_of, tell_there
+from ....parts.keys.listed import (
+    Lines,
+    ListedKeys,
+    for_each_tile,
+    gather,
+    gather_whole,
+    lane_keys,
+    place_of,
+    tell_there,
+)
 from ....parts.keys.scales import copy_slot_scale
 from ....parts.keys.visible import Visibility, viewers_of
 from ..work.task import Task, for_each_task
@@ -43,31 +52,37 @@ def _gather_task(
     source: ListedKeys, scales: cute.Tensor | None, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
     view: Visibility, heads: Divisor, gatherer: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
-    """Gather a task's rows, and tell which keys are there; where scales come by themselves, those of the others, which
-    are 0, say it. Entries of the table are read a tile ahead."""
-    viewers, edge = viewers_of(view, task, heads), shared.kv_edge
-    first_key = task.first_tile * TILE_KV + gatherer * SHARE + cute.arch.lane_idx()
-    ahead = entry_of(source, viewers, first_key)
-    for index in cutlass.range(task.tiles, unroll=1):
-        count, key = task.first_count + index, first_key + index * TILE_KV
-        slot = slot_of(source, ahead, key)
-        ahead = entry_of(source, viewers, key + TILE_KV)
-        edge.wait_empty(count)
-        stage = edge.stage(count)
-        if const_expr(not geometry.brings_scales):
-            tell_there(there_of(shared, stage, gatherer), (slot,))
-            edge.hand_over(count)
-        target = shared.stages + stage * geometry.stage_bytes
-        place = place_of(source, source.rows, slot)
-        if const_expr(geometry.brings_scales):
-            latent, rope = (Lines(STRIP, geometry.stored.piece(name).bytes // STRIP) for name in ("latent", "rope"))
-            first = gatherer * SHARE
-            copy_slot_scale(source, scales, slot, key_scale_at(shared, stage, first + cute.arch.lane_idx()))
-            gather(source.rows.start, place, latent, target, first, SHARE)
-            behind = target + geometry.rope_at
-            gather(source.rope.start, place_of(source, source.rope, slot), rope, behind, first, SHARE)
-        else:
-            target = target + gatherer * (SHARE * geometry.row_bytes)
-            gather_whole(source.rows.start, place, geometry.row_bytes // VECTOR_BYTES, target, AT_ONCE)
-        edge.arrive_behind_copies(count)
+    viewers = viewers_of(view, task, heads)
+    mine = lane_keys(source, viewers, task.first_tile * TILE_KV + gatherer * SHARE + cute.arch.lane_idx(), SHARE)
+    act = functools.partial(_gather_tile, source, scales, shared, geometry, gatherer)
+    for_each_tile(mine, task.tiles, TILE_KV, task.first_count, act)
     return kept
+
+
+@cute.jit
+def _gather_tile(
+    source: ListedKeys, scales: cute.Tensor | None, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
+    gatherer: cutlass.Constexpr[int], count: Int32, slots: tuple,
+) -> None:  # fmt: skip
+    """Gather rows of tile number `count`, and tell which keys are there; where scales come by themselves, those of
+    the others, which are 0, say it."""
+    (slot,) = slots
+    edge = shared.kv_edge
+    edge.wait_empty(count)
+    stage = edge.stage(count)
+    if const_expr(not geometry.brings_scales):
+        tell_there(there_of(shared, stage, gatherer), slots)
+        edge.hand_over(count)
+    target = shared.stages + stage * geometry.stage_bytes
+    place = place_of(source, source.rows, slot)
+    if const_expr(geometry.brings_scales):
+        latent, rope = (Lines(STRIP, geometry.stored.piece(name).bytes // STRIP) for name in ("latent", "rope"))
+        first = gatherer * SHARE
+        copy_slot_scale(source, scales, slot, key_scale_at(shared, stage, first + cute.arch.lane_idx()))
+        gather(source.rows.start, place, latent, target, first, SHARE)
+        behind = target + geometry.rope_at
+        gather(source.rope.start, place_of(source, source.rope, slot), rope, behind, first, SHARE)
+    else:
+        target = target + gatherer * (SHARE * geometry.row_bytes)
+        gather_whole(source.rows.start, place, geometry.row_bytes // VECTOR_BYTES, target, AT_ONCE)
+    edge.arrive_behind_copies(count)

@@ -71,8 +71,7 @@ def _load_task(
     wanted = wanted_of(key_source, task, BOXES)
     lookup = look_up(wanted)
     if const_expr(loader == Q_LOADER):
-        if task.tiles > 0:
-            load_query(query, shared, geometry, task, heads)
+        load_query(query, shared, geometry, task, heads)
     for index in cutlass.range(task.tiles, unroll=1):
         lookup = follow(wanted, lookup, index * BOXES)
         count = task.first_count + index
@@ -125,13 +124,14 @@ def _copy_boxes(
 
 @cute.jit
 def load_query(query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, heads: Divisor):
-    """Load the rows of a task, and up to a whole tile rows that are zeros or copies of others."""
+    """Load the rows of a task that has tiles, and up to a whole tile rows that are zeros or copies of others."""
     tile = geometry.query_tile
-    shared.edges.q.wait_empty(task.loads)
-    if query.rows.lines == NO_LINES:
-        last_row = task.first_row + task.rows - 1
-        copy_rows(query.rows, tile, shared.query.words, task.request, task.first_row, last_row, heads)
-        shared.edges.q.hand_over(task.loads)
-    else:
-        barrier = shared.edges.q.announce(task.loads)
-        copy_tile(query, tile, shared.query.tile, task.request, task.first_row, heads, barrier)
+    if task.tiles > 0:
+        shared.edges.q.wait_empty(task.loads)
+        if query.rows.lines == NO_LINES:
+            last_row = task.first_row + task.rows - 1
+            copy_rows(query.rows, tile, shared.query.words, task.request, task.first_row, last_row, heads)
+            shared.edges.q.hand_over(task.loads)
+        else:
+            barrier = shared.edges.q.announce(task.loads)
+            copy_tile(query, tile, shared.query.tile, task.request, task.first_row, heads, barrier)

@@ -15,7 +15,7 @@ from tsmla.identity.dtype import bytes_of
 
 from .....limits import WARPGROUP
 from .....parts.division import Divisor
-from .....parts.keys.listed import Lines, ListedKeys, entries_of, gather, place_of, slot_of, tell_there
+from .....parts.keys.listed import Lines, ListedKeys, for_each_tile, gather, lane_keys, place_of, tell_there
 from .....parts.keys.visible import Visibility, viewers_of
 from .....parts.query import Query
 from ...work.task import Task, for_each_task
@@ -88,8 +88,7 @@ def _load_task_query(
     query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], heads: Divisor, number: Int32,
     task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
-    if task.tiles > 0:
-        load_query(query, shared, geometry, task, heads)
+    load_query(query, shared, geometry, task, heads)
     return kept
 
 
@@ -109,31 +108,35 @@ def _gather_task(
     query: Query | None, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
     heads: Divisor, strips: cutlass.Constexpr, share: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
-    """Gather a task's keys. Entries of the table are read a tile ahead."""
-    viewers, source, own = viewers_of(view, task, heads), keys.source, Int32(0)
+    """Gather a task's keys."""
+    viewers, own = viewers_of(view, task, heads), Int32(0)
     if const_expr(share < TILE_KV):
         own = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % WARPS * share
-    lane_keys, first_key = min(share, 32), task.first_tile * TILE_KV + own + cute.arch.lane_idx()
-    ahead = entries_of(source, viewers, first_key, share)
+    mine = lane_keys(keys.source, viewers, task.first_tile * TILE_KV + own + cute.arch.lane_idx(), share)
     if const_expr(query is not None):
-        if task.tiles > 0:
-            load_query(query, shared, geometry, task, heads)
-    for index in cutlass.range(task.tiles, unroll=1):
-        count, key = task.first_count + index, first_key + index * TILE_KV
-        slots = tuple(slot_of(source, entry, key + 32 * half) for half, entry in enumerate(ahead))
-        ahead = entries_of(source, viewers, key + TILE_KV, share)
-        for strip in strips:
-            edge = shared.edges.kv[strip]
-            edge.wait_empty(count)
-            for piece in geometry.copied_with(strip):
-                lines, first_byte = lines_of(geometry, piece)
-                rows = source.rows if const_expr(piece < geometry.latent_strips) else source.rope
-                target = shared.keys.loaded[piece] + edge.stage(count) * geometry.strip_bytes[piece]
-                for half, slot in enumerate(slots):
-                    place = place_of(source, rows, slot)
-                    gather(rows.start + first_byte, place, lines, target, own + 32 * half, lane_keys)
-            shared.edges.landed[strip].arrive_behind_copies(count)
+        load_query(query, shared, geometry, task, heads)
+    act = functools.partial(_gather_tile, keys.source, shared, geometry, strips, own, min(share, 32))
+    for_each_tile(mine, task.tiles, TILE_KV, task.first_count, act)
     return kept
+
+
+@cute.jit
+def _gather_tile(
+    source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], strips: cutlass.Constexpr,
+    own: Int32, keys: cutlass.Constexpr[int], count: Int32, slots: tuple,
+) -> None:  # fmt: skip
+    """Gather some strips of tile number `count`: rows of `keys` keys from number `own` on, and of as many from
+    every 32nd behind it."""
+    for strip in strips:
+        edge = shared.edges.kv[strip]
+        edge.wait_empty(count)
+        for piece in geometry.copied_with(strip):
+            lines, first_byte = lines_of(geometry, piece)
+            rows = source.rows if const_expr(piece < geometry.latent_strips) else source.rope
+            target = shared.keys.loaded[piece] + edge.stage(count) * geometry.strip_bytes[piece]
+            for half, slot in enumerate(slots):
+                gather(rows.start + first_byte, place_of(source, rows, slot), lines, target, own + 32 * half, keys)
+        shared.edges.landed[strip].arrive_behind_copies(count)
 
 
 @cute.jit
@@ -150,20 +153,15 @@ def _tell_task(
     number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
     viewers = viewers_of(view, task, heads)
-    first_key = task.first_tile * TILE_KV + cute.arch.lane_idx()
-    ahead = entries_of(source, viewers, first_key, TILE_KV)
-    for index in cutlass.range(task.tiles, unroll=1):
-        count, key = task.first_count + index, first_key + index * TILE_KV
-        slots = tuple(slot_of(source, entry, key + 32 * half) for half, entry in enumerate(ahead))
-        ahead = entries_of(source, viewers, key + TILE_KV, TILE_KV)
-        hand_over_tile(shared, geometry, count, slots)
+    mine = lane_keys(source, viewers, task.first_tile * TILE_KV + cute.arch.lane_idx(), TILE_KV)
+    for_each_tile(mine, task.tiles, TILE_KV, task.first_count, functools.partial(hand_over_tile, shared, geometry))
     return kept
 
 
 @cute.jit
 def hand_over_tile(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], count: Int32, slots: tuple) -> None:
-    """Tell which keys of tile number `count` are there, from the slots of this lane's, and hand its strips over as they
-    land."""
+    """Tell which keys of tile number `count` are there, from the slots of this lane's, and hand its strips over as
+    they land."""
     for strip in cutlass.range_constexpr(geometry.latent_strips):
         shared.edges.landed[strip].wait_full(count)
         if const_expr(strip == 0):  # whoever read what is told of the tile before has left its first strip

@@ -13,7 +13,17 @@ from cutlass import Int32, Int64
 
 from .....limits import VECTOR_BYTES
 from .....parts.division import Divisor
-from .....parts.keys.listed import Lines, ListedKeys, entries_of, entry_of, gather, place_of, slot_of, tell_there
+from .....parts.keys.listed import (
+    Lines,
+    ListedKeys,
+    entry_of,
+    for_each_tile,
+    gather,
+    lane_keys,
+    place_of,
+    slot_of,
+    tell_there,
+)
 from .....parts.keys.source import BOX_KEYS
 from .....parts.keys.visible import Viewers, Visibility, viewers_of
 from .....parts.query import Query
@@ -85,26 +95,29 @@ def _gather_task(
     query: Query, source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
     heads: Divisor, number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
-    viewers, first_edge, last_edge = viewers_of(view, task, heads), shared.edges.kv[0], shared.edges.kv[-1]
-    rope, place_number = geometry.stored.piece("rope"), geometry.latent_strips
-    lines = Lines(rope.bytes, 1)
-    first_key = task.first_tile * TILE_KV + cute.arch.lane_idx()
-    ahead = entries_of(source, viewers, first_key, TILE_KV)
-    if task.tiles > 0:
-        load_query(query, shared, geometry, task, heads)
-    for index in cutlass.range(task.tiles, unroll=1):
-        count, key = task.first_count + index, first_key + index * TILE_KV
-        slots = tuple(slot_of(source, entry, key + 32 * half) for half, entry in enumerate(ahead))
-        ahead = entries_of(source, viewers, key + TILE_KV, TILE_KV)
-        first_edge.wait_empty(count)
-        tell_there(shared.exchange.there[None, first_edge.stage(count)], slots)
-        first_edge.hand_over(count)
-        last_edge.wait_empty(count)
-        target = shared.keys.loaded[place_number] + last_edge.stage(count) * geometry.strip_bytes[place_number]
-        start = source.rows.start + geometry.stored.offset("rope")
-        for half, slot in enumerate(slots):
-            gather(start, place_of(source, source.rows, slot), lines, target, 32 * half, 32)
-        cute.arch.cp_async_commit_group()
-        cute.arch.cp_async_wait_group(0)
-        last_edge.publish(count)
+    viewers = viewers_of(view, task, heads)
+    mine = lane_keys(source, viewers, task.first_tile * TILE_KV + cute.arch.lane_idx(), TILE_KV)
+    load_query(query, shared, geometry, task, heads)
+    act = functools.partial(_gather_tile, source, shared, geometry)
+    for_each_tile(mine, task.tiles, TILE_KV, task.first_count, act)
     return kept
+
+
+@cute.jit
+def _gather_tile(
+    source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], count: Int32, slots: tuple,
+) -> None:  # fmt: skip
+    """Tell which keys of tile number `count` are there, and gather their rope pieces."""
+    first_edge, last_edge = shared.edges.kv[0], shared.edges.kv[-1]
+    rope, number = geometry.stored.piece("rope"), geometry.latent_strips
+    first_edge.wait_empty(count)
+    tell_there(shared.exchange.there[None, first_edge.stage(count)], slots)
+    first_edge.hand_over(count)
+    last_edge.wait_empty(count)
+    target = shared.keys.loaded[number] + last_edge.stage(count) * geometry.strip_bytes[number]
+    start = source.rows.start + geometry.stored.offset("rope")
+    for half, slot in enumerate(slots):
+        gather(start, place_of(source, source.rows, slot), Lines(rope.bytes, 1), target, 32 * half, 32)
+    cute.arch.cp_async_commit_group()
+    cute.arch.cp_async_wait_group(0)
+    last_edge.publish(count)

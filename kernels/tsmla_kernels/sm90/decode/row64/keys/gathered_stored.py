@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from .....parts.division import Divisor
-from .....parts.keys.listed import Lines, entries_of, gather, place_of, slot_of, tell_there
+from .....parts.keys.listed import Lines, ListedKeys, for_each_tile, gather, lane_keys, tell_there
 from .....parts.keys.visible import Visibility, viewers_of
 from .....parts.query import Query
 from ...work.task import Task, for_each_task
@@ -53,28 +53,31 @@ def _gather_task(
 ) -> Int32:  # fmt: skip
     """Gather a task's stored rows. The warp that has the first strip tells which keys are there."""
     viewers, source = viewers_of(view, task, heads), keys.source
-    first_key = task.first_tile * TILE_KV + cute.arch.lane_idx()
-    ahead = entries_of(source, viewers, first_key, TILE_KV)
+    mine = lane_keys(source, viewers, task.first_tile * TILE_KV + cute.arch.lane_idx(), TILE_KV)
     if const_expr(loader == Q_LOADER):
-        if task.tiles > 0:
-            load_query(query, shared, geometry, task, heads)
-    for index in cutlass.range(task.tiles, unroll=1):
-        count, key = task.first_count + index, first_key + index * TILE_KV
-        slots = tuple(slot_of(source, entry, key + 32 * half) for half, entry in enumerate(ahead))
-        places = tuple(place_of(source, source.rows, slot) for slot in slots)
-        ahead = entries_of(source, viewers, key + TILE_KV, TILE_KV)
-        for strip in geometry.loaded_strips(loader):
-            edge = shared.edges.kv[strip]
-            edge.wait_empty(count)
-            if const_expr(strip == 0):
-                tell_there(shared.exchange.there[None, edge.stage(count)], slots)
-                edge.hand_over(count)
-            for piece, at, first_byte, place in _pieces(geometry, strip):
-                target = shared.keys.loaded[place] + edge.stage(count) * geometry.strip_bytes[place] + at
-                for half, found in enumerate(places):
-                    gather(source.rows.start + first_byte, found, piece, target, 32 * half, 32, AT_ONCE)
-            edge.arrive_behind_copies(count)
+        load_query(query, shared, geometry, task, heads)
+    act = functools.partial(_gather_tile, source, shared, geometry, loader)
+    for_each_tile(mine, task.tiles, TILE_KV, task.first_count, act, places=True)
     return kept
+
+
+@cute.jit
+def _gather_tile(
+    source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry],
+    loader: cutlass.Constexpr[int], count: Int32, slots: tuple, places: tuple,
+) -> None:  # fmt: skip
+    """Gather the strips that a loading warp has of tile number `count`."""
+    for strip in geometry.loaded_strips(loader):
+        edge = shared.edges.kv[strip]
+        edge.wait_empty(count)
+        if const_expr(strip == 0):
+            tell_there(shared.exchange.there[None, edge.stage(count)], slots)
+            edge.hand_over(count)
+        for piece, at, first_byte, number in _pieces(geometry, strip):
+            target = shared.keys.loaded[number] + edge.stage(count) * geometry.strip_bytes[number] + at
+            for half, place in enumerate(places):
+                gather(source.rows.start + first_byte, place, piece, target, 32 * half, 32, AT_ONCE)
+        edge.arrive_behind_copies(count)
 
 
 def _pieces(geometry: DecodeGeometry, strip: int) -> list[tuple[Lines, int, int, int]]:
