@@ -66,7 +66,7 @@ def finish(
     if segment.tiles > 0:
         # Columns are loaded while those before are written; where rows are converted, that would spill.
         overlaps = const_expr(not geometry.converts)
-        half = const_expr(geometry.o_columns // 2)
+        half = geometry.o_columns // 2
         shared.edges.half.wait_full(segments)
         tmem.fence_after()
         ahead = tmem.load(lane.address, HELD_COLUMNS)

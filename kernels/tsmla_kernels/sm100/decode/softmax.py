@@ -214,7 +214,7 @@ def _tile(
 def _there(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], lane: Lane, tile: Int32) -> tuple[Int32, ...]:
     """Which keys of this thread's half of a tile are there, a bit for each."""
     shared.edges.there.wait_full(tile)
-    told, words = there_of(shared, geometry, tile), const_expr(geometry.s_columns // 32)
+    told, words = there_of(shared, geometry, tile), geometry.s_columns // 32
     there = tuple(told[lane.half * words + word] for word in range(words))
     cute.arch.sync_warp()
     shared.edges.there.release(tile)

@@ -65,7 +65,7 @@ class DecodeKernel:
         come in pairs."""
         heads = given.query.shape[2]
         source = self._source(given)
-        kept = const_expr(self.kernels[form].geometry.partial_rows)
+        kept = self.kernels[form].geometry.partial_rows
         partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view, kept)
         terms = terms_of(self.deal, view, heads, given.parts, partials.slots)
         view = on_the_line(self.deal, view, terms)

@@ -190,7 +190,7 @@ def _query_as_given(
     rows; of the rope piece, words, rows. Where the task has no such row they are another's: a branch around the loads
     would part their addresses."""
     latent_piece, rope_piece = query.pieces
-    vectors = const_expr(bytes_of(latent_piece.element_type.width))
+    vectors = bytes_of(latent_piece.element_type.width)
     lane = cute.arch.lane_idx()
     part = lane % QUAD
     batch, q_len, _, _ = latent_piece.shape

@@ -32,7 +32,7 @@ def end_partial(
     run_for = task.rows
     if is_rehearsal(task):
         run_for = Int32(state.geometry.tile_q)
-    kept = const_expr(state.geometry.partial_rows)
+    kept = state.geometry.partial_rows
     if const_expr(kept.lifted):
         if const_expr(anchor is not None):
             _divide_by_sums(state.outputs, factors, anchor)

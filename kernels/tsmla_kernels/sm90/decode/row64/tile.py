@@ -202,7 +202,7 @@ def make_probabilities(
     because the other warpgroup has less to do until then; so they are where rows are converted (`_supposes`)."""
     if const_expr(_supposes(state)):
         _exponentiate(state, scores)
-    parts = const_expr(2 * QUAD)  # of a row's sum: each warpgroup has that of its own tiles
+    parts = 2 * QUAD  # of a row's sum: each warpgroup has that of its own tiles
     beyond = exceeds(
         rows_columns(scores), state.rows.reference, state.rows.total, parts, state.scale_log2, state.probabilities
     )
