@@ -274,7 +274,7 @@ def test_an_instruction_that_another_makes_up_for_names_it(kernels):
     first, second = map(subject.try_out, fences)
     assert first.survived and second.survived
     first, second = find_covers(subject, [first, second])
-    key = "sm90/prefill/kernel.kernel: arch.mbarrier_init_fence: fence.mbarrier_init removed"
+    key = "sm90/prefill/kernel.kernel: barriers.init: fence.mbarrier_init removed"
     assert (first.cover, second.cover) == ("", f"{key} (1 of 2)")
     findings = {"twice": mutate.Findings([first, second])}
     page, problems = mutation_table.render(findings, Reasons(), ["mutate"])
