@@ -25,7 +25,7 @@ class Kernels:
     def __call__(self, variant: Variant) -> Callable[..., None]:
         self.asked.append(variant)
         names = [argument.name for argument in OPERATORS[variant.family].arguments]
-        compute = {"decode": decode, "prefill": prefill, "pack": pack, "read_cache": read_cache}[variant.family]
+        compute = COMPUTE[variant.family]
         return lambda *given: compute(variant, SimpleNamespace(**dict(zip(names, given, strict=True))))
 
 
@@ -75,7 +75,7 @@ def decode(variant: Variant, given: SimpleNamespace) -> None:
 
 
 def prefill(variant: Variant, given: SimpleNamespace) -> None:
-    """Query and key joined or in pieces, and an earlier result merged."""
+    """Query and key joined or in pieces, a bit for each key that is seen, and an earlier result merged."""
     assert not torch.from_dlpack(given.sinks).numel()
     q, k = given.q, given.k
     if torch.from_dlpack(given.q_pe).numel():
@@ -86,7 +86,12 @@ def prefill(variant: Variant, given: SimpleNamespace) -> None:
         mine, theirs = (slice(int(s[b]), int(s[b + 1])) for s in (given.cum_seq_lens_q, given.cum_seq_lens_kv))
         n, m = mine.stop - mine.start, theirs.stop - theirs.start
         scores = given.softmax_scale * torch.einsum("qhd,khd->hqk", q[mine].double(), k[theirs].double())
-        if variant.causal:
+        if variant.masked:
+            bits = given.key_mask[mine, :, None] >> torch.arange(32) & 1
+            hidden = torch.ones(n, m, dtype=torch.bool)  # keys without a word are not seen
+            hidden[:, : bits[0].numel() if n else 0] = bits.flatten(1)[:, :m] == 0
+            scores.masked_fill_(hidden, -math.inf)
+        if given.causal if variant.masked else variant.causal:
             scores.masked_fill_(torch.arange(m) > torch.arange(n)[:, None] + m - n, -math.inf)
         result, natural = (x.transpose(0, 1) for x in rows(scores, given.v[theirs].double().transpose(0, 1)))
         result = given.output_scale * result
@@ -116,9 +121,26 @@ def read_cache(variant: Variant, given: SimpleNamespace) -> None:
             given.kv_c[key], given.k_pe[key] = row[:512], row[512:]
 
 
+def key_mask(variant: Variant, given: SimpleNamespace) -> None:
+    assert not torch.from_dlpack(given.lengths).numel()
+    given.mask.zero_()
+    for words, positions in zip(given.mask, given.indices.tolist(), strict=True):
+        for position in {key for key in positions if 0 <= key < given.keys}:
+            words[position // 32] |= torch.tensor(1 << position % 32).int()
+
+
 def pack(variant: Variant, given: SimpleNamespace) -> None:
     largest = torch.finfo(TORCH_DTYPE_OF[variant.out_dtype]).max
     shared = given.k_pe[:, None].expand(*given.k_nope.shape[:2], given.k_pe.shape[-1])
     joined = torch.cat((given.k_nope, shared), -1)
     for out, x, factor in ((given.k_out, joined, given.k_scale_inv), (given.v_out, given.v, given.v_scale_inv)):
         out.copy_((x.float() * factor).clamp(-largest, largest).to(out.dtype))
+
+
+COMPUTE: dict[str, Callable[..., None]] = {
+    "decode": decode,
+    "prefill": prefill,
+    "pack": pack,
+    "read_cache": read_cache,
+    "key_mask": key_mask,
+}

@@ -135,6 +135,7 @@ class SparseMLACommonImpl(MLACommonBaseImpl[M], Generic[M]):
     def __init__(self, *given: Any, topk_indices_buffer: Any = None, **named: Any) -> None:
         super().__init__(*given, **named)
         self.topk_indices_buffer = topk_indices_buffer
+        self.masked_mha_available = False
 
     def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: Any, attn_metadata: Any, layer: Any) -> Any:
         from vllm.v1.attention.backends.mla import sparse_utils
@@ -258,7 +259,8 @@ def install(takes_names: bool = True) -> None:
                 MLACommonMetadataBuilder,
                 QueryLenSupport,
             )
-        },
+        }
+        | {"_MASKED_MHA_THRESHOLDS": {}},
         f"{layers}.attention.sparse_mla_attention": {
             c.__name__: c for c in (SparseMLACommonImpl, SparseMLACommonMetadata, SparseMLACommonMetadataBuilder)
         },

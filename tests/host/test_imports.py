@@ -55,6 +55,7 @@ PLUG_INS = {
         "context",
         "decode",
         "layer",
+        "masked",
         "mha",
         "prefill",
         "ready",

@@ -62,13 +62,16 @@ def test_new_tokens_under_any_decode_backend(backend, lse, given_out):
 def test_a_context_chunk_as_old_and_new_vllms_ask_for_it(backend):
     q, k, v = inputs(5, 12)
     starts_q, starts_kv = ints(0, 2, 5), ints(0, 12, 12)
-    old = types.SimpleNamespace(cu_seq_lens=starts_kv[None], seq_tot=[12], token_to_seq=[None], starts=[None])
+    old = types.SimpleNamespace(
+        cu_seq_lens=starts_kv[None], seq_tot=[12], max_seq_lens=[12], token_to_seq=[None], starts=[None]
+    )
     new = types.SimpleNamespace(
         query_start_loc=starts_q,
         cu_seq_lens=starts_kv,
         request_slice=None,
         token_slice=None,
         num_context_tokens=12,
+        max_seq_len=12,
         token_to_seq=None,
         starts=None,
     )
@@ -101,6 +104,7 @@ def test_tokens_that_the_gpu_leaves_out(backend, nan_in_new_memory, config, new,
         request_slice=None,
         token_slice=None,
         num_context_tokens=9,
+        max_seq_len=9,
         token_to_seq=None,
         starts=None,
     )

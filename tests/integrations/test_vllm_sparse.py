@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import random
 import types
@@ -14,13 +15,16 @@ from stand_in_kernels import rows
 from tsmla.identity.arch import Arch
 from tsmla.identity.plan import plan_decode
 from tsmla.identity.row_format import ROWS
-from tsmla.identity.variant import DecodeVariant, Dtype, ReadCacheVariant
+from tsmla.identity.variant import DecodeVariant, Dtype, KeyMaskVariant, PrefillVariant, ReadCacheVariant
 from tsmla.integrations.shared import ready as shared_ready
-from tsmla.integrations.vllm import options, ready, served, sparse
+from tsmla.integrations.vllm import PREFILL, SPARSE, layer, masked, name_in, options, ready, served, sparse
+from tsmla.integrations.vllm import prefill as vllm_prefill
 from tsmla.integrations.vllm.prefill import TsmlaPrefill
 from tsmla.integrations.vllm.sparse_builder import TsmlaSparseMetadataBuilder
 from tsmla.problems.pages import page_tables, put_keys
 from tsmla.problems.rows import numbers_in, stored_as
+from vllm.model_executor.layers.attention import mla_attention
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 PAGE, SCALE = 16, 0.1
 LAYER = types.SimpleNamespace(_q_scale_float=0.5, _k_scale_float=0.25)
@@ -205,13 +209,188 @@ def test_short_prompts_are_prefilled_as_dense_ones(kernels, config, make_sparse,
     problem.cache = stored_as(row, problem.cache).view(torch.uint8)
     for keys, context in zip(problem.keys, problem.contexts, strict=True):
         keys[:context] = numbers_in(row, stored_as(row, keys[:context]))
-    backend = TsmlaPrefill(
+    impl = make_sparse(weight=problem.weight, cache="fp8_ds_mla")
+    problem.check(problem.run(impl, prefill(config), getattr(problem, style)(12)))
+    assert ReadCacheVariant(Arch.SM90A, Dtype.BF16, row) in kernels.asked
+    assert KeyMaskVariant(Arch.SM90A) not in kernels.asked
+
+
+def prefill(config) -> TsmlaPrefill:
+    return TsmlaPrefill(
         num_heads=2, scale=0.07, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
         vllm_config=config,
     )  # fmt: skip
-    impl = make_sparse(weight=problem.weight, cache="fp8_ds_mla")
-    problem.check(problem.run(impl, backend, getattr(problem, style)(12)))
-    assert ReadCacheVariant(Arch.SM90A, Dtype.BF16, row) in kernels.asked
+
+
+TABLE = "_MASKED_MHA_THRESHOLDS"
+KNOWS_MASKS = hasattr(mla_attention, TABLE)
+"""vLLM 0.33 asks backends for masked prefills; vLLM 0.26 does not."""
+
+
+@pytest.fixture
+def masks(monkeypatch, config) -> dict:
+    """All that lets vLLM ask for masks, on an H200 whose kernels need no loading; returns vLLM's table."""
+    table: dict = {}
+    monkeypatch.setattr(mla_attention, TABLE, table, raising=False)
+    monkeypatch.setattr(masked, "masked_kernels", lambda *variants: None)
+    monkeypatch.setattr(ready, "arch", lambda: Arch.SM90A)
+    monkeypatch.setattr(layer, "decode_kernels", lambda *given, **named: None)
+    monkeypatch.setattr(layer, "_RESERVES_WHEN_PROFILED", True)
+    monkeypatch.setattr(vllm_prefill, "prefill_kernels", lambda *given: None)
+    config.attention_config.mla_prefill_backend = types.SimpleNamespace(get_path=lambda: PREFILL)
+    config.parallel_config.tensor_parallel_size = 8
+    config.model_config.hf_text_config = types.SimpleNamespace(index_topk=2048)
+    return table
+
+
+def name() -> str:
+    return name_in(AttentionBackendEnum, SPARSE)
+
+
+@pytest.mark.parametrize("cache", ["auto", "fp8_ds_mla"])
+@pytest.mark.parametrize("cut", ["new_style", "packed"])
+@pytest.mark.usefixtures("vllm_ops", "masks")
+def test_longer_prompts_are_prefilled_with_masks(kernels, config, make_sparse, cut, cache):
+    """Prompts with and without context, chunks of one request and of several, tokens that chose nothing."""
+    problem = Problem([21, 0, 9, 40, 50], [3, 4, 1, 37, 2])
+    if cache == "fp8_ds_mla":
+        row = ROWS[cache]
+        problem.cache = stored_as(row, problem.cache).view(torch.uint8)
+        for keys, context in zip(problem.keys, problem.contexts, strict=True):
+            keys[:context] = numbers_in(row, stored_as(row, keys[:context]))
+    impl = make_sparse(problem.choose(11), weight=problem.weight, cache=cache)
+    problem.check(problem.run(impl, prefill(config), getattr(problem, cut)(36)))
+    prefills = {asked for asked in kernels.asked if isinstance(asked, PrefillVariant)}
+    assert prefills == {PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, False, True, masked=True)}
+    assert (ReadCacheVariant(Arch.SM90A, Dtype.BF16, ROWS["fp8_ds_mla"]) in kernels.asked) == (cache != "auto")
+
+
+@pytest.mark.usefixtures("vllm_ops", "masks")
+def test_masked_prompts_without_context(kernels, config, make_sparse):
+    problem = Problem([0, 0], [40, 33])
+    problem.check(problem.run(make_sparse(problem.choose(11), weight=problem.weight), prefill(config), None))
+
+
+@pytest.mark.usefixtures("vllm_ops", "masks")
+def test_masked_prompts_in_fp8(kernels, config, make_sparse):
+    config.attention_config.use_prefill_query_quantization = True
+    problem = Problem([21, 40], [40, 3])
+    out = problem.run(make_sparse(problem.choose(11), weight=problem.weight), prefill(config), problem.packed(36))
+    problem.check(out, rtol=0.2, atol=0.15)
+    assert PrefillVariant(Arch.SM90A, Dtype.E4M3, Dtype.BF16, 192, 128, False, True, masked=True) in kernels.asked
+
+
+@pytest.mark.usefixtures("vllm_ops", "masks")
+def test_masks_leave_tokens_of_no_request_alone(kernels, config, make_sparse):
+    """Drafts that the GPU leaves out, behind the prompts."""
+    config.speculative_config = types.SimpleNamespace(enable_adaptive_verification=True, num_speculative_tokens=3)
+    problem = Problem([21, 9], [3, 14])
+    impl = make_sparse(problem.choose(11), weight=problem.weight)
+    problem.q, tokens = torch.cat((problem.q, torch.full((2, 2, 192), math.nan, dtype=BF16))), len(problem.q)
+    problem.keys.append(torch.full((2, 576), math.nan, dtype=BF16))
+    problem.contexts.append(0)
+    out = problem.run(impl, prefill(config), problem.packed(36))
+    assert (out[tokens:] == 0).all()
+    problem.keys.pop()
+    problem.check(out)
+
+
+def test_vllm_is_told_where_masks_pay(masks, make_sparse):
+    assert make_sparse(heads=16).masked_mha_available
+    assert make_sparse(heads=64, qk_nope_head_dim=192, v_head_dim=256).masked_mha_available
+    assert masks == {
+        (192, 128): {name(): {8: masked.where_it_pays(16, (192, 128), 2048)}},
+        (256, 256): {name(): {8: masked.where_it_pays(64, (256, 256), 2048)}},
+    }
+
+
+@pytest.mark.parametrize("heads, keys", [(8, 93_750), (16, 46_875), (64, 11_718), (128, 11_718)])
+def test_a_mask_pays_up_to_more_keys_for_fewer_heads(heads, keys):
+    """For up to 64 heads a list costs the same; a mask costs what its heads do. With context, the least number of
+    tokens grows with the keys."""
+    without, context = masked.where_it_pays(heads, (192, 128), 2048)
+    assert without == ((keys, 0),)
+    assert [tokens for _, tokens in context] == [147, 440, 1320, 3080]
+    assert [round(most / keys, 3) for most, _ in context] == [0.125, 0.25, 0.375, 0.437]
+    assert masked.where_it_pays(heads, (192, 128), 512)[0][0][0] == keys // 4
+
+
+def without_table(config, monkeypatch):
+    monkeypatch.delattr(mla_attention, TABLE)
+
+
+def under_context_parallelism(config, monkeypatch):
+    config.parallel_config.decode_context_parallel_size = 2
+
+
+def beside_another_prefill(config, monkeypatch):
+    config.attention_config.mla_prefill_backend = types.SimpleNamespace(get_path=lambda: "other.Class")
+
+
+def batch_invariant(config, monkeypatch):
+    monkeypatch.setattr("vllm.envs.VLLM_BATCH_INVARIANT", True, raising=False)
+
+
+def on_a_gpu_without_the_kernel(config, monkeypatch):
+    monkeypatch.setattr(masked, "why_unsupported", lambda variant: f"no {variant.symbol()}" if variant.masked else None)
+
+
+REFUSALS = [
+    (without_table, "vLLM 0.33 does"),
+    (under_context_parallelism, "it does with a size of 1"),
+    (beside_another_prefill, "name TSMLA as the mla_prefill_backend"),
+    (batch_invariant, "it is without VLLM_BATCH_INVARIANT"),
+    (on_a_gpu_without_the_kernel, "no tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_masked"),
+]
+
+
+@pytest.mark.parametrize("change, reason", REFUSALS)
+def test_prompts_are_decoded_where_masks_cannot_be_had(masks, config, make_sparse, monkeypatch, caplog, change, reason):
+    change(config, monkeypatch)
+    masked._log.cache_clear()
+    with caplog.at_level(logging.INFO, "tsmla"):
+        assert not make_sparse().masked_mha_available
+        assert not make_sparse().masked_mha_available
+    assert len(caplog.messages) == 1 and reason in caplog.text and masks == {}
+
+
+def test_dims_that_were_not_measured_are_decoded(masks, make_sparse):
+    assert not make_sparse(qk_nope_head_dim=64).masked_mha_available and masks == {}
+
+
+@pytest.mark.usefixtures("vllm_ops", "kernels")
+def test_a_mask_that_was_not_offered_is_refused(config, make_sparse):
+    problem = Problem([0], [20])
+    with pytest.raises(NotImplementedError, match="sparse_mla_force_mqa in vLLM's attention config"):
+        problem.run(make_sparse(problem.choose(11), weight=problem.weight), prefill(config), None)
+
+
+def test_masks_are_as_large_as_the_memory_that_is_counted_for_them(masks, make_sparse):
+    impl = make_sparse(torch.zeros(1, 2048, dtype=torch.int32))
+
+    def fits(tokens: list[int], chunks: list[int]) -> bool:
+        context = types.SimpleNamespace(chunks=[types.SimpleNamespace(max_seq_len=n) for n in chunks])
+        given = {"max_query_len": max(tokens), "query_lens_cpu": torch.tensor(tokens)}
+        return impl.masked_mha_workspace_fits(
+            types.SimpleNamespace(chunked_context=context if chunks else None, **given)
+        )
+
+    assert fits([16384], []) and fits([16384], [65536, 1]) and fits([8192, 8192], [65536])
+    assert not fits([16384], [65537]) and not fits([16384, 1], [65536]) and not fits([32768], [])
+
+
+@pytest.mark.usefixtures("kernels")
+def test_kernels_for_masks_are_loaded_and_their_memory_counted(monkeypatch, masks, make_sparse):
+    loaded: list = []
+    monkeypatch.setattr(masked, "masked_kernels", lambda *variants: loaded.extend(variants))
+    impl = make_sparse(cache="fp8_ds_mla")
+    masked_prefill = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, False, True, masked=True)
+    assert loaded == [masked_prefill, KeyMaskVariant(Arch.SM90A)]
+    made: list = []
+    monkeypatch.setattr(torch, "empty", lambda *size, **named: made.append((size, named["dtype"])))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    impl.reserve_workspace()
+    assert made == [((masked.MOST_BYTES,), torch.int8)]
 
 
 @pytest.mark.usefixtures("kernels")

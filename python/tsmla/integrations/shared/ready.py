@@ -10,7 +10,7 @@ import torch
 from ...identity.arch import Arch
 from ...identity.dtype import Dtype
 from ...identity.row_format import RowFormat
-from ...identity.variant import DecodeVariant, PackVariant, PrefillVariant, ReadCacheVariant, Variant
+from ...identity.variant import DecodeVariant, KeyMaskVariant, PackVariant, PrefillVariant, ReadCacheVariant, Variant
 from ...operators.prepare import warmup
 from ...operators.workspace import decode_workspace_size
 
@@ -44,6 +44,11 @@ def prefill_kernels(
     if packed_from is not None:
         variants.append(PackVariant(arch, packed_from, dtype, nope, rope, value))
     _load(variants)
+
+
+def masked_kernels(prefill: PrefillVariant, mask: KeyMaskVariant) -> None:
+    """Load the prefill with a key mask and the maker of masks."""
+    _load((prefill, mask))
 
 
 _loaded: set[Variant] = set()

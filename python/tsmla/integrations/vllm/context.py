@@ -16,7 +16,7 @@ class Chunk(NamedTuple):
     requests, tokens: slices of the prefill's requests and tokens that the chunk concerns.
     starts_q: [requests + 1] int32, where each request's rows start among `tokens`.
     starts_kv: [requests + 1] int32, where each request's keys start in the chunk.
-    keys: how many keys the chunk has.
+    keys: how many keys the chunk has. longest: the most of one request.
     request_of: the request of each key.
     first: [requests], the position in the cache of each request's first key.
     """
@@ -26,6 +26,7 @@ class Chunk(NamedTuple):
     starts_q: torch.Tensor
     starts_kv: torch.Tensor
     keys: int
+    longest: int
     request_of: torch.Tensor
     first: torch.Tensor
 
@@ -45,9 +46,8 @@ def chunk_of(prefill: Any, chunk: Any) -> Chunk:
     if isinstance(chunk, int):
         context = prefill.chunked_context
         starts = prefill.query_start_loc, context.cu_seq_lens[chunk]
-        keys = int(context.seq_tot[chunk])
-        return Chunk(_EVERYTHING, _EVERYTHING, *starts, keys, context.token_to_seq[chunk], context.starts[chunk])
+        keys = int(context.seq_tot[chunk]), int(context.max_seq_lens[chunk])
+        return Chunk(_EVERYTHING, _EVERYTHING, *starts, *keys, context.token_to_seq[chunk], context.starts[chunk])
     starts = chunk.query_start_loc, chunk.cu_seq_lens
-    return Chunk(
-        chunk.request_slice, chunk.token_slice, *starts, chunk.num_context_tokens, chunk.token_to_seq, chunk.starts
-    )
+    keys = chunk.num_context_tokens, chunk.max_seq_len
+    return Chunk(chunk.request_slice, chunk.token_slice, *starts, *keys, chunk.token_to_seq, chunk.starts)

@@ -13,6 +13,7 @@ from vllm.v1.attention.backend import AttentionType, MLAAttentionImpl
 from tsmla.integrations.shared.ready import decode_kernels
 
 from . import mha, ready, served
+from .masked import Chosen
 
 _RESERVES_WHEN_PROFILED = hasattr(MLAAttentionImpl, "reserve_workspace")
 
@@ -107,6 +108,10 @@ class TsmlaLayer(MLACommonBaseImpl[Any]):
             return self.scale, 1.0
         return self.scale * layer._q_scale_float * layer._k_scale_float, layer._k_scale_float
 
+    def _chosen(self, attn_metadata: Any, tokens: int) -> Chosen | None:
+        """Return what a prefill's tokens chose; None where they see all that they may."""
+        return None
+
     def forward_mha(
         self,
         q: torch.Tensor,
@@ -118,7 +123,7 @@ class TsmlaLayer(MLACommonBaseImpl[Any]):
         output: torch.Tensor,
         output_scale: torch.Tensor | None = None,
     ) -> None:
-        prefill = mha.of(self, attn_metadata, output_scale)
+        prefill = mha.of(self, attn_metadata, output_scale, self._chosen(attn_metadata, len(q)))
         if prefill is None:
             super().forward_mha(
                 q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale, output, output_scale=output_scale

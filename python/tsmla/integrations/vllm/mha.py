@@ -1,7 +1,8 @@
 """A prefill under both of tsmla's backends: what vLLM's `forward_mha` does, without copies.
 
 New tokens are computed into the layer's output. Each chunk of their context is then gathered from the cache, expanded,
-and attended to by a launch that merges it into that output. Keys stay in the two parts that they are computed in.
+and attended to by a launch that merges it into that output. Keys stay in the two parts that they are computed in. Where
+tokens chose keys, each launch has a mask of them.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
 from tsmla.operators.read_cache import mla_read_cache
 
 from . import context, served
+from .masked import Chosen, KeyMask
 from .prefill import Keys, TsmlaPrefill
 
 
-def of(impl: Any, attn_metadata: Any, output_scale: Any) -> Prefill | None:
+def of(impl: Any, attn_metadata: Any, output_scale: Any, chosen: Chosen | None = None) -> Prefill | None:
     """Return the prefill of a batch, or None when vLLM's own must do it: another backend prefills, or outputs are
-    quantised."""
+    quantised. chosen: what its tokens see; all that causality lets them when None."""
     prefill = attn_metadata.prefill
     if not isinstance(prefill.prefill_backend, TsmlaPrefill) or output_scale is not None:
         return None
-    return Prefill(impl, prefill.prefill_backend, attn_metadata)
+    return Prefill(impl, prefill.prefill_backend, attn_metadata, chosen)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Prefill:
     impl: Any
     backend: TsmlaPrefill
     metadata: Any
+    chosen: Chosen | None = None
 
     def run(
         self,
@@ -56,7 +59,10 @@ class Prefill:
         out = output.view(-1, self.impl.num_heads, self.impl.v_head_dim)
         has_context = prefill.chunked_context is not None
         queries, starts = self.backend.prepared(q), prefill.query_start_loc
-        _, lse = self.backend.attend(queries, *self._expanded(latent, k_pe), starts, starts, True, has_context, out)
+        first = prefill.chunked_context.context_lens if has_context and self.chosen else None
+        mask = self._mask(slice(None), starts, first, prefill.max_query_len)
+        expanded = self._expanded(latent, k_pe)
+        _, lse = self.backend.attend(queries, *expanded, starts, starts, True, has_context, out, mask=mask)
         if lse is None:
             return
         if self.impl.dcp_world_size > 1:
@@ -65,9 +71,12 @@ class Prefill:
         for chunk in context.chunks(prefill):
             keys, values = self._expanded(*self._gathered(chunk, cache, k_scale))
             earlier = out[chunk.tokens], lse[:, chunk.tokens]
-            self.backend.attend(
-                queries[chunk.tokens], keys, values, chunk.starts_q, chunk.starts_kv, False, True, earlier=earlier
-            )
+            mask = self._mask(chunk.tokens, chunk.starts_q, chunk.first, chunk.longest)
+            given = queries[chunk.tokens], keys, values, chunk.starts_q, chunk.starts_kv
+            self.backend.attend(*given, False, True, earlier=earlier, mask=mask)
+
+    def _mask(self, tokens: slice, starts_q: torch.Tensor, first: torch.Tensor | None, keys: int) -> KeyMask | None:
+        return None if self.chosen is None else self.chosen.mask(tokens, starts_q, first, keys)
 
     def _expanded(self, latent: torch.Tensor, k_pe: torch.Tensor) -> tuple[Keys, torch.Tensor]:
         """Return keys and values of every head, from latent and rope parts."""

@@ -2,7 +2,8 @@
 
 The layer's indexer writes lists of positions for each query token. vLLM turns them into rows of the cache, without
 those of other ranks, and `tsmla_decode` takes such lists. Prompts of no more keys than a list names are prefilled as
-those of dense layers; all other tokens, of prompts too, are decoded, each with its own list.
+those of dense layers, longer ones with a mask of what their tokens chose as far as that pays (`masked`). All other
+tokens, of prompts too, are decoded, each with its own list.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from vllm.v1.attention.backends.mla import sparse_utils
 
 from tsmla.operators.decode import tsmla_decode
 
+from . import masked
 from .layer import TsmlaLayer
+from .masked import Chosen
 from .sparse_builder import TsmlaSparseMetadata
 
 _VLLM_CONVERTS = hasattr(SparseMLACommonImpl, "_forward_mqa_kernel")
@@ -29,11 +32,38 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
     group_conversion_decode_only: bool = True
     """Layers that share an indexer share its lists of rows in decodes; a single layer has no use for vLLM's second
     stream (asked by vLLM 0.33)."""
+    masked_mha_available: bool = False
+    """Whether prompts may be prefilled with masks (asked by vLLM 0.33)."""
 
     def _prepared(self, config: Any, sliding_window: int | None) -> int:
         if sliding_window is not None:
             raise NotImplementedError("tsmla decodes chosen keys without a sliding window")
+        dims = self.qk_nope_head_dim + self.qk_rope_head_dim, self.v_head_dim
+        self.masked_mha_available = masked.offer(config, self.num_heads, dims)
         return 1
+
+    def reserve_workspace(self) -> None:
+        """Make vLLM's profile run count the memory of masks, which torch's allocator then has for them."""
+        super().reserve_workspace()
+        if self.masked_mha_available:
+            torch.empty(masked.MOST_BYTES, dtype=torch.int8, device="cuda")
+
+    def masked_mha_workspace_fits(self, prefill: Any) -> bool:  # type: ignore[override]
+        """Whether a batch's masks fit in the memory that is counted for them (asked by vLLM 0.33)."""
+        assert self.topk_indices_buffer is not None
+        return masked.fits(prefill, self.topk_indices_buffer.shape[1])
+
+    def _chosen(self, attn_metadata: TsmlaSparseMetadata, tokens: int) -> Chosen | None:
+        if attn_metadata.prefill_max_seq_len <= attn_metadata.topk_tokens:
+            return None
+        if not self.masked_mha_available:
+            raise NotImplementedError(
+                "vLLM asks tsmla for a masked prefill that was not offered; "
+                "sparse_mla_force_mqa in vLLM's attention config decodes all tokens of prompts instead"
+            )
+        first = attn_metadata.num_decode_tokens
+        assert self.topk_indices_buffer is not None
+        return Chosen(self.topk_indices_buffer[first : first + tokens])
 
     def forward_mqa(
         self,

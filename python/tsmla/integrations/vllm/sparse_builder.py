@@ -52,6 +52,7 @@ class TsmlaSparseMetadataBuilder(sparse_mla_attention.SparseMLACommonMetadataBui
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.topk_mask_workspace = None  # vLLM's, of 128 MiB, for its own masks (vLLM 0.33 on Blackwell)
         self._init_reorder_batch_threshold(
             options.decode_threshold(), supports_spec_as_decode=True, supports_dcp_with_varlen=True
         )
