@@ -6,15 +6,18 @@ docs/start/vllm.md says how.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.util
 import inspect
+import math
 import types
 
 import pytest
 import torch
-from mla_layer import BF16, HEADS, SCALE, Problem, close
+from mla_layer import BF16, DECODED, HEADS, SCALE, Problem, close
 from stand_in_kernels import rows
+from tsmla.identity.arch import Arch
 from tsmla.integrations import vllm as plugin
 from tsmla.integrations.vllm import contract
 
@@ -22,6 +25,8 @@ if contract.version() is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
 
 import vllm.model_executor.layers.attention.mla_attention as layer  # noqa: E402
+from tsmla.integrations.vllm import layer as plugin_layer  # noqa: E402
+from tsmla.integrations.vllm import masked, ready  # noqa: E402
 from tsmla.integrations.vllm.backend import TsmlaBackend  # noqa: E402
 from tsmla.integrations.vllm.builder import TsmlaMetadata, TsmlaMetadataBuilder  # noqa: E402
 from tsmla.integrations.vllm.decode import TsmlaImpl  # noqa: E402
@@ -109,14 +114,57 @@ def test_pages_lie_whole_rows_apart():
     assert TsmlaSparseBackend.customize_spec(spec).block_stride_alignment == 656
 
 
-def test_no_prompt_is_masked():
-    """vLLM masks prompts of backends that it knows by name; the plug-in does not."""
-    asks = getattr(layer, "_use_masked_mha", None)
-    if asks is None:
+@pytest.fixture
+def masking(monkeypatch, config, make_sparse) -> TsmlaSparseImpl:
+    """An implementation of 16 heads that may be given masked prefills, on an H200 whose kernels need no loading."""
+    if not hasattr(layer, "_MASKED_MHA_THRESHOLDS"):
         pytest.skip("this vLLM masks no prompts")
-    sizes = {"tensor_parallel_size": 1, "qk_head_dim": 192, "v_head_dim": 128, "query_len": 4096, "seq_len": 4096}
-    assert asks(backend_name="FLASHMLA_SPARSE", has_context=False, **sizes)
-    assert not asks(backend_name=plugin.SPARSE, has_context=False, **sizes)
+    monkeypatch.setattr(layer, "_MASKED_MHA_THRESHOLDS", copy.deepcopy(layer._MASKED_MHA_THRESHOLDS))
+    monkeypatch.setattr(masked, "masked_kernels", lambda *variants: None)
+    monkeypatch.setattr(plugin_layer, "decode_kernels", lambda *given, **named: None)
+    config.attention_config.mla_prefill_backend = types.SimpleNamespace(get_path=lambda: plugin.PREFILL)
+    config.parallel_config.tensor_parallel_size = 8
+    config.model_config.hf_text_config = types.SimpleNamespace(index_topk=2048)
+    with monkeypatch.context() as patch:
+        patch.setattr(ready, "arch", lambda: Arch.SM90A)
+        return make_sparse(torch.zeros(1, 2048, dtype=torch.int32), heads=16)
+
+
+def asked(impl: TsmlaSparseImpl, keys: int, tokens: int, context: int = 0, **changes) -> bool:
+    """Whether vLLM's layer prefills a request of this many tokens, instead of decoding them."""
+    chunks = types.SimpleNamespace(chunks=[types.SimpleNamespace(max_seq_len=context)]) if context else None
+    prefill = types.SimpleNamespace(
+        max_query_len=tokens, query_lens_cpu=torch.tensor([tokens]), chunked_context=chunks, use_dense_mha=keys <= 2048
+    )
+    parallel = types.SimpleNamespace(tensor_parallel_size=8)
+    attention = types.SimpleNamespace(sparse_mla_force_mqa=False)
+    given = {
+        "impl": impl, "hisparse_cache": None, "prefill_backend": object(), "attn_backend": TsmlaSparseBackend,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "_vllm_config": types.SimpleNamespace(parallel_config=parallel, attention_config=attention), **changes,
+    }  # fmt: skip
+    metadata = types.SimpleNamespace(prefill=prefill, prefill_max_seq_len=keys)
+    return layer.MLAAttention._use_sparse_mha(types.SimpleNamespace(**given), metadata)
+
+
+def test_vllm_asks_for_masks_where_they_pay(masking):
+    """16 heads at a tensor parallel size of 8; vLLM has no rows for other sizes."""
+    assert asked(masking, 2000, 2000) and asked(masking, 2049, 2049) and asked(masking, 46_000, 2500)
+    assert not asked(masking, 47_000, 47_000)
+    assert asked(masking, 10_000, 500, 9_500) and not asked(masking, 10_000, 400, 9_600)
+    assert asked(masking, 20_000, 8_192, 11_808) and not asked(masking, 40_000, 8_192, 31_808)
+    assert not asked(masking, 46_000, 46_000, v_head_dim=256)
+
+
+def test_vllm_asks_for_no_masks_under_context_parallelism(masking):
+    """All ranks decode the keys that they own; prompts of no more keys than a list has are prefilled."""
+    masking.dcp_world_size = 2
+    assert not asked(masking, 4096, 4096) and asked(masking, 2048, 2048)
+
+
+def test_vllm_asks_for_no_masks_where_none_were_offered(masking):
+    masking.masked_mha_available = False
+    assert not asked(masking, 4096, 4096)
 
 
 def test_what_vllm_refuses():
@@ -291,3 +339,29 @@ def test_vllms_metadata_of_sparse_attention(sparse_builder, make_sparse):
         own = cache[table[request, [1, 0, 1]].long(), 0].double()
         want, _ = rows(0.1 * q[token].double() @ own.T, own[:, :512])
         close(out[token], want)
+
+
+@pytest.mark.parametrize("contexts", [[45, 9, 0, 50], [0, 0, 0, 0]])
+@pytest.mark.usefixtures("kernels", "vllm_ops", "masking")
+def test_vllms_metadata_of_masked_prefills(sparse_builder, masking, make_sparse, contexts):
+    """A decode and prompts of more keys than a token chooses, with and without context, in chunks that begin within a
+    context and have others behind it."""
+    problem = Problem(contexts, [20, 15, 33, 4])
+    starts, lengths = [0, 2], [7]
+    for context, new in zip(contexts, problem.new, strict=True):
+        starts.append(starts[-1] + new)
+        lengths.append(context + new)
+    table = torch.cat((torch.zeros_like(problem.table[:1]), problem.table))
+    chosen = problem.choose(12)
+    built = sparse_builder.build(0, common(starts, lengths, table))
+    assert (built.num_decodes, built.num_decode_tokens, built.num_prefills) == (1, 2, 4)
+    assert not built.prefill.use_dense_mha and masking.masked_mha_workspace_fits(built.prefill)
+    if any(contexts):
+        chunks = built.prefill.chunked_context.chunks
+        assert any(chunk.is_continuation and chunk.num_requests > 1 for chunk in chunks)
+    impl = make_sparse(chosen[DECODED - 2 :], weight=problem.weight)
+    impl.masked_mha_available = True
+    out = torch.full((len(problem.q), HEADS * 128), math.nan, dtype=BF16)
+    new = torch.cat([k[c:] for k, c in zip(problem.keys, contexts, strict=True)])
+    impl.forward_mha(problem.q, new[:, :512], new[:, None, 512:], problem.cache, built, torch.ones(1), out)
+    problem.check(out.view(-1, HEADS, 128))

@@ -15,6 +15,8 @@ _PREFILL = "vllm.v1.attention.backends.mla.prefill"
 
 _CONVERTS = f"{_SPARSE}:SparseMLACommonMetadata"
 """What a vLLM has that turns positions of chosen keys into rows of the cache itself."""
+_MASKS = f"{_LAYER}:_MASKED_MHA_THRESHOLDS"
+"""What a vLLM has that asks sparse backends for masked prefills."""
 CONTRACT: tuple[Function | Names, ...] = (
     Function("vllm.v1.attention.backends.registry:register_backend", "backend class_path"),
     Function(f"{_PREFILL}.registry:register_mla_prefill_backend", "backend class_path"),
@@ -46,7 +48,10 @@ CONTRACT: tuple[Function | Names, ...] = (
     ),
     Names(f"{_LAYER}:MLACommonDecodeMetadata", "block_table seq_lens dcp_tot_seq_lens"),
     Names(f"{_LAYER}:MLACommonMetadata", "max_seq_len num_decodes num_decode_tokens prefill decode"),
-    Names(f"{_LAYER}:MLACommonPrefillMetadata", "block_table query_start_loc chunked_context prefill_backend"),
+    Names(
+        f"{_LAYER}:MLACommonPrefillMetadata",
+        "block_table query_start_loc max_query_len chunked_context prefill_backend",
+    ),
     Names(f"{_LAYER}:QueryLenSupport", "UNIFORM"),
     Names(f"{_BACKEND}:AttentionCGSupport", "UNIFORM_BATCH"),
     Names(
@@ -109,6 +114,13 @@ CONTRACT: tuple[Function | Names, ...] = (
         "req_id block_table token_indices dcp_size dcp_rank cp_kv_cache_interleave_size BLOCK_SIZE NUM_TOPK_TOKENS "
         "return_valid_counts",
     ),
+    Function(
+        f"{_LAYER}:_use_masked_mha",
+        "backend_name tensor_parallel_size qk_head_dim v_head_dim query_len seq_len has_context",
+        beside=_MASKS,
+    ),
+    Function(f"{_LAYER}:MLAAttention._use_sparse_mha", "self attn_metadata", beside=_MASKS),
+    Function(f"{_SPARSE}:SparseMLACommonImpl.masked_mha_workspace_fits", "prefill", exactly=True, beside=_MASKS),
     Function(f"{_ROWS}:flat_kv_row_view", "kv_cache block_size", beside=_CONVERTS),
     Function(f"{_ROWS}:align_blocks_to_rows", "spec", beside=_CONVERTS),
     Names(f"{_BACKEND}:MultipleOf", "base"),

@@ -147,7 +147,7 @@ def where_it_pays(heads: int, dims: tuple[int, int], top_k: int) -> tuple[Ranges
     a_list = _LIST_US * top_k / 2048 * math.ceil(heads / _HEADS_AT_ONCE)
     most = a_list / (_KEY_US[dims] * heads)
     projected = _PROJECTED_US[dims] / _KEY_US[dims]
-    with_context = tuple((int(most * share), math.ceil(projected * share / (1 - share))) for share in _SHARES)
+    with_context = tuple((int(most * share), round(projected * share / (1 - share))) for share in _SHARES)
     return ((int(2 * most), 0),), with_context
 
 
