@@ -205,6 +205,10 @@ class MLACommonMetadata(Generic[M]):
 class MLACommonMetadataBuilder(Generic[M]):
     def __init__(self, *given: Any, supports_dcp_with_varlen: bool = False) -> None: ...
 
+    @staticmethod
+    def determine_prefill_query_data_type(vllm_config: Any, model_dtype: Any) -> Any:
+        return model_dtype
+
 
 class MLACommonBackend:
     @classmethod

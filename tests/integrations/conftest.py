@@ -56,7 +56,9 @@ def config(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         parallel_config=types.SimpleNamespace(decode_context_parallel_size=1, cp_kv_cache_interleave_size=1),
         attention_config=types.SimpleNamespace(mla_prefill_backend=None, use_prefill_query_quantization=False),
         speculative_config=None,
-        model_config=types.SimpleNamespace(dtype=torch.bfloat16),
+        model_config=types.SimpleNamespace(
+            dtype=torch.bfloat16, hf_config=types.SimpleNamespace(model_type="deepseek_v3")
+        ),
     )
     for module in (layer, mla_attention):
         monkeypatch.setattr(module, "get_current_vllm_config", lambda: config, raising=False)

@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import math
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,8 +26,8 @@ if contract.version() is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
 
 import vllm.model_executor.layers.attention.mla_attention as layer  # noqa: E402
+from tsmla.integrations.vllm import decode, masked, ready  # noqa: E402
 from tsmla.integrations.vllm import layer as plugin_layer  # noqa: E402
-from tsmla.integrations.vllm import masked, ready  # noqa: E402
 from tsmla.integrations.vllm.backend import TsmlaBackend  # noqa: E402
 from tsmla.integrations.vllm.builder import TsmlaMetadata, TsmlaMetadataBuilder  # noqa: E402
 from tsmla.integrations.vllm.decode import TsmlaImpl  # noqa: E402
@@ -172,6 +173,15 @@ def test_what_vllm_refuses():
     non_causal = validate(DeviceCapability(9, 0), use_non_causal=True)
     says_causal = "causal" in {field.name for field in dataclasses.fields(layer.MLACommonMetadata)}
     assert non_causal == ([] if says_causal else ["non-causal attention not supported"])
+
+
+def test_vllms_kimi_k3_still_asks_for_queries_in_fp8():
+    config = importlib.util.find_spec("vllm.transformers_utils.configs.kimi_k3")
+    if config is None:
+        pytest.skip("this vLLM has no Kimi K3")
+    assert importlib.import_module(config.name).KimiK3Config.model_type == decode.KIMI_K3
+    source = Path(importlib.util.find_spec("vllm").origin).parent / "models/kimi_k3/nvidia/mla.py"
+    assert "Kimi-K3 fp8 KV cache requires an fp8 prefill query" in source.read_text("utf-8")
 
 
 OURS = [

@@ -329,6 +329,19 @@ def test_layers_that_cannot_be_served_are_refused(make_impl, config):
         make_impl(window=100)
 
 
+def test_an_fp8_cache_of_kimi_k3_is_refused_where_vllm_cannot_fill_it(make_impl, config, monkeypatch):
+    """The refusal names the 8-bit cache that works; where vLLM makes FP8 queries, nothing is refused."""
+    config.model_config.hf_config.model_type = decode.KIMI_K3
+    vllms, queries = decode.MLACommonMetadataBuilder, {"dtype": BF16}
+    monkeypatch.setattr(vllms, "determine_prefill_query_data_type", staticmethod(lambda *_: queries["dtype"]))
+    with pytest.raises(NotImplementedError, match="--kv-cache-dtype fp8_ds_mla has 8 bits, too"):
+        make_impl(cache="fp8")
+    for cache in ("auto", "fp8_ds_mla"):
+        make_impl(cache=cache)
+    queries["dtype"] = E4M3
+    make_impl(cache="fp8")
+
+
 def test_what_the_builder_promises():
     assert TsmlaMetadataBuilder._cudagraph_support.name == "UNIFORM_BATCH"
     assert TsmlaMetadataBuilder.query_len_support.name == "VARLEN"

@@ -46,6 +46,7 @@ CONTRACT: tuple[Function | Names, ...] = (
         f"{_LAYER}:MLACommonMetadataBuilder._build_decode",
         "self block_table_tensor seq_lens_device query_start_loc_cpu num_decode_tokens dcp_tot_seq_lens_device",
     ),
+    Function(f"{_LAYER}:MLACommonMetadataBuilder.determine_prefill_query_data_type", "vllm_config model_dtype"),
     Names(f"{_LAYER}:MLACommonDecodeMetadata", "block_table seq_lens dcp_tot_seq_lens"),
     Names(f"{_LAYER}:MLACommonMetadata", "max_seq_len num_decodes num_decode_tokens prefill decode"),
     Names(

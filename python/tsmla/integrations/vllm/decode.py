@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl
+from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl, MLACommonMetadataBuilder
 
 from tsmla.identity.support import DECODE_OUT_DTYPES, LATENT_DIM
 from tsmla.integrations.shared.queries import in_requests
@@ -17,6 +17,9 @@ from . import PREFILL, ready
 from .builder import TsmlaMetadata, TsmlaMetadataBuilder
 from .layer import TsmlaLayer
 
+KIMI_K3 = "kimi_k3"
+"""The type of a model whose layers quantise what they write into an fp8 cache together with its query."""
+
 
 class TsmlaImpl(TsmlaLayer, MLACommonImpl[TsmlaMetadata]):
     """Decodes the whole context of each request."""
@@ -25,6 +28,8 @@ class TsmlaImpl(TsmlaLayer, MLACommonImpl[TsmlaMetadata]):
         self._parallel = config.parallel_config
         """Read at each call: some KV connectors set the interleaving after the model is built."""
         self._window_left = -1 if sliding_window is None else sliding_window - 1
+        if self._fp8 and config.model_config.hf_config.model_type == KIMI_K3:
+            _refuse_queries_of_16_bits(config)
         prefill = config.attention_config.mla_prefill_backend
         if sliding_window is not None and prefill is not None and prefill.get_path() == PREFILL:
             raise NotImplementedError(
@@ -80,6 +85,16 @@ class TsmlaImpl(TsmlaLayer, MLACommonImpl[TsmlaMetadata]):
         if decode.starts is not None:
             return out, lse
         return out.flatten(0, 1), None if lse is None else lse.flatten(0, 1)
+
+
+def _refuse_queries_of_16_bits(config: Any) -> None:
+    dtype = config.model_config.dtype
+    if MLACommonMetadataBuilder.determine_prefill_query_data_type(config, dtype) == dtype:
+        raise NotImplementedError(
+            "vLLM's Kimi K3 fills fp8 caches only from prefills whose queries vLLM itself makes FP8, which it does on "
+            "compute capability 10 and for its own prefill backends; --kv-cache-dtype fp8_ds_mla has 8 bits, too, and "
+            "takes prefills in bfloat16"
+        )
 
 
 def without_keys(q: torch.Tensor, wants_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
