@@ -21,10 +21,13 @@ def test_a_broken_contract_is_told_clause_by_clause():
         contract.Names(f"{__name__}:Older", "backend mla_prefill_backend"),
         contract.Names(f"{__name__}:gone", "x"),
         contract.Names(f"{__name__}.gone", "x"),
+        contract.Names(f"{__name__}:Older", "prefill", beside=f"{__name__}:gone"),
+        contract.Names(f"{__name__}:Older", "prefill", beside=f"{__name__}:newer"),
     )
     sys.modules.setdefault(__name__, sys.modules[newer.__module__])
     told = contract.broken(clauses)
     assert told[0] == f"{__name__}:newer takes no path"
     assert told[1] == f"{__name__}:newer takes extra, which the plug-in does not know"
     assert told[2] == f"{__name__}:Older has no mla_prefill_backend"
-    assert "gone is not there" in told[3] and "gone is not there" in told[4] and len(told) == 5
+    assert "gone is not there" in told[3] and "gone is not there" in told[4]
+    assert told[5:] == [f"{__name__}:Older has no prefill"]

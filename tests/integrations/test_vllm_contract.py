@@ -26,7 +26,7 @@ if contract.version() is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
 
 import vllm.model_executor.layers.attention.mla_attention as layer  # noqa: E402
-from tsmla.integrations.vllm import decode, masked, ready  # noqa: E402
+from tsmla.integrations.vllm import decode, masked, ready, sparse  # noqa: E402
 from tsmla.integrations.vllm import layer as plugin_layer  # noqa: E402
 from tsmla.integrations.vllm.backend import TsmlaBackend  # noqa: E402
 from tsmla.integrations.vllm.builder import TsmlaMetadata, TsmlaMetadataBuilder  # noqa: E402
@@ -118,7 +118,7 @@ def test_pages_lie_whole_rows_apart():
 @pytest.fixture
 def masking(monkeypatch, config, make_sparse) -> TsmlaSparseImpl:
     """An implementation of 16 heads that may be given masked prefills, on an H200 whose kernels need no loading."""
-    if not hasattr(layer, "_MASKED_MHA_THRESHOLDS"):
+    if not sparse._VLLM_CONVERTS:
         pytest.skip("this vLLM masks no prompts")
     monkeypatch.setattr(layer, "_MASKED_MHA_THRESHOLDS", copy.deepcopy(layer._MASKED_MHA_THRESHOLDS))
     monkeypatch.setattr(masked, "masked_kernels", lambda *variants: None)

@@ -196,9 +196,10 @@ def test_fp8_under_another_decode_backend_takes_the_keys_apart(backend):
     close(made.run_prefill_new_tokens(q, k, v, False), expected(q, k, v)[0], rtol=0.2, atol=0.15)
 
 
-def test_ranks_of_context_parallelism_gather_as_vllm_does(backend, make_impl):
+@pytest.mark.parametrize("layers", ["make_impl", "make_sparse"])
+def test_ranks_of_context_parallelism_gather_as_vllm_does(backend, request, layers):
     problem = Problem([10], [3])
-    impl = make_impl(weight=problem.weight)
+    impl = request.getfixturevalue(layers)(weight=problem.weight)
     impl.dcp_world_size = 2
     keys, values = problem.expanded(problem.keys[0][:10])
     out, lse = expected(problem.q, keys, values, causal=False)

@@ -316,6 +316,13 @@ def test_a_mask_pays_up_to_more_keys_for_fewer_heads(heads, keys):
     assert masked.where_it_pays(heads, (192, 128), 512)[0][0][0] == keys // 4
 
 
+def test_vllms_own_masks_take_no_memory(monkeypatch):
+    vllms = TsmlaSparseMetadataBuilder.__base__
+    monkeypatch.setattr(vllms, "__init__", lambda self, *given: setattr(self, "topk_mask_workspace", object()))
+    monkeypatch.setattr(vllms, "_init_reorder_batch_threshold", lambda self, *given, **named: None, raising=False)
+    assert TsmlaSparseMetadataBuilder(None, [], None, torch.device("cpu")).topk_mask_workspace is None
+
+
 def without_table(config, monkeypatch):
     monkeypatch.delattr(mla_attention, TABLE)
 

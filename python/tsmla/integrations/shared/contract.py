@@ -30,10 +30,14 @@ class Function:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What a module, class or dataclass must have, separated by spaces."""
+    """What a module, class or dataclass must have, separated by spaces.
+
+    beside: as for functions.
+    """
 
     path: str
     names: str
+    beside: str = ""
 
 
 def version_of(engine: str) -> str | None:
@@ -53,7 +57,7 @@ def broken(contract: Iterable[Function | Names]) -> list[str]:
 
 def _complaints(clause: Function | Names) -> Iterator[str]:
     try:
-        if isinstance(clause, Function) and clause.beside and not _is_there(clause.beside):
+        if clause.beside and not _is_there(clause.beside):
             return
         found = _found(clause.path)
     except (ImportError, AttributeError) as error:

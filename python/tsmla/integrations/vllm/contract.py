@@ -14,9 +14,7 @@ _ROWS = "vllm.v1.attention.backends.mla.sparse_utils"
 _PREFILL = "vllm.v1.attention.backends.mla.prefill"
 
 _CONVERTS = f"{_SPARSE}:SparseMLACommonMetadata"
-"""What a vLLM has that turns positions of chosen keys into rows of the cache itself."""
-_MASKS = f"{_LAYER}:_MASKED_MHA_THRESHOLDS"
-"""What a vLLM has that asks sparse backends for masked prefills."""
+"""What a vLLM has that turns positions of chosen keys into rows of the cache itself, and asks backends for masks."""
 CONTRACT: tuple[Function | Names, ...] = (
     Function("vllm.v1.attention.backends.registry:register_backend", "backend class_path"),
     Function(f"{_PREFILL}.registry:register_mla_prefill_backend", "backend class_path"),
@@ -115,13 +113,18 @@ CONTRACT: tuple[Function | Names, ...] = (
         "req_id block_table token_indices dcp_size dcp_rank cp_kv_cache_interleave_size BLOCK_SIZE NUM_TOPK_TOKENS "
         "return_valid_counts",
     ),
+    Names(_LAYER, "_MASKED_MHA_THRESHOLDS", beside=_CONVERTS),
+    Names(_CONVERTS, "prefill_max_seq_len topk_tokens num_decode_tokens", beside=_CONVERTS),
+    Names(f"{_LAYER}:MLACommonPrefillMetadata", "query_lens_cpu", beside=_CONVERTS),
+    Names(f"{_LAYER}:MLACommonPrefillMetadata.ChunkedContextMetadata", "chunks context_lens", beside=_CONVERTS),
+    Names(f"{_LAYER}:MLACommonPrefillMetadata.ContextChunk", "starts max_seq_len", beside=_CONVERTS),
     Function(
         f"{_LAYER}:_use_masked_mha",
         "backend_name tensor_parallel_size qk_head_dim v_head_dim query_len seq_len has_context",
-        beside=_MASKS,
+        beside=_CONVERTS,
     ),
-    Function(f"{_LAYER}:MLAAttention._use_sparse_mha", "self attn_metadata", beside=_MASKS),
-    Function(f"{_SPARSE}:SparseMLACommonImpl.masked_mha_workspace_fits", "prefill", exactly=True, beside=_MASKS),
+    Function(f"{_LAYER}:MLAAttention._use_sparse_mha", "self attn_metadata", beside=_CONVERTS),
+    Function(f"{_SPARSE}:SparseMLACommonImpl.masked_mha_workspace_fits", "prefill", exactly=True, beside=_CONVERTS),
     Function(f"{_ROWS}:flat_kv_row_view", "kv_cache block_size", beside=_CONVERTS),
     Function(f"{_ROWS}:align_blocks_to_rows", "spec", beside=_CONVERTS),
     Names(f"{_BACKEND}:MultipleOf", "base"),

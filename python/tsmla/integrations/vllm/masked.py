@@ -40,7 +40,7 @@ prefill-masked-*-nvidia-h100-*. Dims that are not here were not measured."""
 _PROJECTED_US = {(192, 128): 4.4e-4, (256, 256): 7.6e-4}
 """The projection that makes one key of context and one head from the latent row, at 600 TFLOP/s; not measured."""
 _SHARES = (0.25, 0.5, 0.75, 0.875)
-"""Of the most keys at which a mask pays: where the least number of tokens steps up."""
+"""Where the least number of tokens steps up, as shares of the most keys at which a mask pays."""
 
 Ranges = tuple[tuple[int, int], ...]
 """(most keys of a request, fewest query tokens of one), in ascending order."""
