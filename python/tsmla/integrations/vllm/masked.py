@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from vllm import envs
@@ -46,16 +46,6 @@ Ranges = tuple[tuple[int, int], ...]
 """(most keys of a request, fewest query tokens of one), in ascending order."""
 
 
-class KeyMask(NamedTuple):
-    """Which keys of a launch each of its queries sees.
-
-    words: [tokens, words] int32, as `tsmla_prefill` takes them. keys: of the longest request.
-    """
-
-    words: torch.Tensor
-    keys: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Chosen:
     """Makes key masks from what a batch's tokens chose.
@@ -65,8 +55,8 @@ class Chosen:
 
     positions: torch.Tensor
 
-    def mask(self, tokens: slice, starts_q: torch.Tensor, first: torch.Tensor | None, keys: int) -> KeyMask:
-        """Return the mask of a launch over some of each request's keys.
+    def mask(self, tokens: slice, starts_q: torch.Tensor, first: torch.Tensor | None, keys: int) -> torch.Tensor:
+        """Return the mask, as `tsmla_prefill` takes it, of a launch over some of each request's keys.
 
         starts_q: [requests + 1] int32, where each request's rows start among `tokens`.
         first: [requests] int32, the place of the first of these keys in its request; 0 when None.
@@ -75,7 +65,7 @@ class Chosen:
         lists = self.positions[tokens]
         if first is not None:
             lists = lists - _of_tokens(first, starts_q, len(lists))
-        return KeyMask(tsmla_key_mask(lists, keys), keys)
+        return tsmla_key_mask(lists, keys)
 
 
 def _of_tokens(of_requests: torch.Tensor, starts_q: torch.Tensor, tokens: int) -> torch.Tensor:

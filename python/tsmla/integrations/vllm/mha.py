@@ -17,7 +17,7 @@ from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
 from tsmla.operators.read_cache import mla_read_cache
 
 from . import context, served
-from .masked import Chosen, KeyMask
+from .masked import Chosen
 from .prefill import Keys, TsmlaPrefill
 
 
@@ -75,7 +75,9 @@ class Prefill:
             given = queries[chunk.tokens], keys, values, chunk.starts_q, chunk.starts_kv
             self.backend.attend(*given, False, True, earlier=earlier, mask=mask)
 
-    def _mask(self, tokens: slice, starts_q: torch.Tensor, first: torch.Tensor | None, keys: int) -> KeyMask | None:
+    def _mask(
+        self, tokens: slice, starts_q: torch.Tensor, first: torch.Tensor | None, keys: int
+    ) -> torch.Tensor | None:
         return None if self.chosen is None else self.chosen.mask(tokens, starts_q, first, keys)
 
     def _expanded(self, latent: torch.Tensor, k_pe: torch.Tensor) -> tuple[Keys, torch.Tensor]:

@@ -24,7 +24,6 @@ from tsmla.operators.prefill import tsmla_prefill
 
 from . import context, name_in, options, ready
 from .builder import verifies_adaptively
-from .masked import KeyMask
 
 Keys = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """Keys [tokens, heads, nope + rope], or their parts: [tokens, heads, nope], and [tokens, 1, rope] shared by all
@@ -115,7 +114,7 @@ class TsmlaPrefill(MLAPrefillBackend):
         lse: bool,
         out: torch.Tensor | None = None,
         earlier: tuple[torch.Tensor, torch.Tensor] | None = None,
-        mask: KeyMask | None = None,
+        mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the output [tokens, heads, value] and, if asked for, the natural LSE [heads, tokens].
 
@@ -124,7 +123,8 @@ class TsmlaPrefill(MLAPrefillBackend):
         starts_q, starts_kv: [requests + 1] int32, where each request's rows start in `queries` and in `keys`.
         earlier: output and LSE over other keys, as this function gives them; the new ones are merged into them, in
             place.
-        mask: which keys each query sees; all of its request when None. With `causal`, none behind its own.
+        mask: which keys each query sees, as `tsmla_prefill` takes it; all of its request when None. With `causal`,
+            none behind its own.
         """
         if self.fp8:
             keys, values = mla_kv_pack_quantize_fp8(*self._parts(keys), values)
@@ -146,12 +146,12 @@ class TsmlaPrefill(MLAPrefillBackend):
             values,
             None,
             starts_kv,
-            0 if mask is None else mask.keys,
+            0,
             starts_q.numel() - 1,
             self.scale,
             causal,
             cum_seq_lens_q=starts_q,
-            key_mask=None if mask is None else mask.words,
+            key_mask=mask,
             **rest,
         )
         assert isinstance(result, torch.Tensor)
