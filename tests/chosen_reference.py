@@ -27,14 +27,14 @@ class Chosen:
     topk_length: torch.Tensor | None
     scaled: Scaled | None = None
 
-    def judge(self, out: torch.Tensor, lse: torch.Tensor) -> None:
+    def judge(self, out: torch.Tensor, lse: torch.Tensor, batch_invariant: bool = False) -> None:
         """Judge what the operator gave."""
         tokens = len(self.alone.query)
         results = out.view(tokens, 1, *out.shape[-2:]), lse.view(tokens, 1, -1)
         if self.scaled is None:
             judge(self.alone, *results)
         else:
-            judge_scaled(self.scaled, *results)
+            judge_scaled(self.scaled, *results, batch_invariant)
 
     def arguments(self, **changes: Any) -> dict[str, Any]:
         tokens, _, heads, _ = self.alone.query.shape
@@ -128,7 +128,7 @@ def check_chosen(chosen: Chosen, **changes: Any) -> tuple[torch.Tensor, torch.Te
     out, lse = tsmla.tsmla_decode(**arguments)
     torch.cuda.synchronize()
     assert out.shape == arguments["out"].shape and lse.shape == arguments["lse"].shape
-    chosen.judge(out, lse)
+    chosen.judge(out, lse, changes.get("batch_invariant", False))
     return out, lse
 
 

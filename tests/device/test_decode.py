@@ -17,7 +17,6 @@ from decode_reference import (
     callers_workspace,
     check,
     judge,
-    lost_lse,
     make_problem,
     merged,
     run,
@@ -211,8 +210,7 @@ def test_context_parallel_ranks_merge_to_the_whole(dtype, world, interleave):
     # Each side may be as far from float64 as twice what PyTorch in this dtype is.
     lost = 4 * (plain - exact).abs().max()
     assert torch.allclose(out, whole.double(), rtol=0, atol=1e-2 + float(lost))
-    lost = 2 * lost_lse(problem, exact_lse)[exact_lse.isfinite()].max()
-    assert torch.allclose(lse, whole_lse.double(), rtol=1e-6, atol=2e-5 + float(lost))
+    assert torch.allclose(lse, whole_lse.double(), rtol=1e-6, atol=2e-5)
     assert (out - exact).norm() <= (3e-2 if dtype == torch.float8_e4m3fn else 1e-2) * exact.norm()
 
 

@@ -61,10 +61,8 @@ def test_accuracy_on_rows_as_models_have_them(case):
     scaled = outlier_call(case, [4096, 300, 70], 16, power_of_two=case != OUTLIERS[0])
     out, lse = check_scaled(scaled)
     exact, exact_lse = attend_stored(scaled, "exact")
-    _, plain_lse = attend_stored(scaled, "folded")
     assert relative(out, exact) <= MOST_OFF
-    lost = float((plain_lse - exact_lse).abs().max())  # by tensor cores that cut products off
-    assert float((lse - exact_lse).abs().max()) * math.log(2) <= MOST_LSE_OFF + 2 * lost
+    assert float((lse - exact_lse).abs().max()) * math.log(2) <= MOST_LSE_OFF
 
 
 @pytest.mark.parametrize("key_factor, query_factor", [(1e-36, 1e36), (1e30, 1e-30)])

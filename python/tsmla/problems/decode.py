@@ -19,7 +19,8 @@ from .cases import DecodeCase, cases_of
 from .memory import Memory, is_poison, surrounded
 from .pages import page_tables, put_keys
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
-from .rows import Stored, numbers_in, stored_as
+from .rows import Stored, numbers_in, stored, stored_as
+from .sums import narrow_products
 
 ROW = LATENT_DIM + ROPE_DIM
 SCALE = ROW**-0.5
@@ -29,6 +30,8 @@ _SLACK = 2
 WEIGHT_SCALE = 256.0
 """Weights of at most 1 are stored as e4m3 times this, so that the small ones are not lost."""
 LSE = (2e-5, 3e-6)
+FEW_ROWS = 16
+"""Most query rows (query tokens x heads) of a request that Hopper's kernel for few rows takes."""
 _KEPT = len(cases_of("decode", full=True))
 """How many problems are kept for other variants: fewer than there are cases would be dropped before they are
 asked for."""
@@ -116,7 +119,6 @@ def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Ten
         tolerance,
         factor=case.output_scale,
         has_lse=variant.lse,
-        eight_bits=variant.dtype.bits == 8,
     )
     for name, result in (("out", out), ("lse", lse)):
         if not is_poison(result[tokens:]).all():
@@ -176,6 +178,18 @@ def query_as_given(row: RowFormat, query: torch.Tensor, pieces: bool) -> torch.T
     return query
 
 
+def products_of(row: RowFormat, query: torch.Tensor, keys: torch.Tensor, few: bool) -> torch.Tensor | None:
+    """Return the `narrow_products` of rows of numbers.
+
+    row: of the cache.
+    few: whether a call has so few query rows that Hopper's kernel for such takes it, if the cache's rows have scales:
+        it multiplies 16-bit numbers.
+    """
+    if not row.apart:
+        return narrow_products(query, keys)
+    return None if few else narrow_products(stored(query), stored(keys))
+
+
 def _heads_first(piece: torch.Tensor) -> torch.Tensor:
     """Copy [.., heads, width] into memory of [heads, .., width], as engines compute it, and view it as before."""
     *outer, heads, width = piece.shape
@@ -203,13 +217,15 @@ def _own(case: DecodeCase, length: int) -> torch.Tensor:
 def _expected(case: DecodeCase, dtype: Dtype, row: RowFormat) -> tuple[Attended, Attended]:
     """Return what a case must give, [tokens, heads, ..], in float64 and in plain torch; LSE base 2."""
     given = _problem(case, dtype, row)
+    few = max(case.own_q_lens) * case.heads <= FEW_ROWS and not (case.batch_invariant or case.q_lens)
     both = []
     for compute in (torch.float64, TORCH_DTYPE_OF[dtype]):
         parts = []
         for request, (span, keys) in enumerate(zip(_spans(case), given.rows, strict=True)):
             seen = _seen(case, request, given).repeat_interleave(case.heads, 0)
             query = given.query[span].flatten(0, 1)
-            one = attend(query, keys, keys[:, :LATENT_DIM], seen, SCALE, compute, WEIGHT_SCALE)
+            products = products_of(row, query, keys, few)
+            one = attend(query, keys, keys[:, :LATENT_DIM], seen, SCALE, compute, WEIGHT_SCALE, products)
             one = Attended(*(result.unflatten(0, (-1, case.heads)) for result in one))
             parts.append(with_sinks(one, sinks_of(case.heads), case.lse_includes_sink) if case.sinks else one)
         outs, lses = zip(*parts, strict=True)

@@ -16,8 +16,6 @@ from .memory import bits
 
 LARGEST_ERROR = 1e6
 """The largest error that is told, as a fraction of what is allowed. Larger ones, and NaN, are told as this."""
-_PRODUCTS_AT_A_TIME, _FRACTION_BITS = 32, 13
-_KEYS_AT_A_TIME = 1024
 _SINKS = (0.5, -math.inf, 4.0, -2.0, 30.0)
 
 
@@ -70,14 +68,16 @@ def attend(
     scale: float,
     compute: torch.dtype,
     weight_scale: float = 1.0,
+    products: torch.Tensor | None = None,
 ) -> Attended:
     """Return attention of rows q [rows, d] to keys k [keys, d] with values v [keys, d_v], in float64; LSE natural,
     [rows].
 
     seen [rows, keys]: which keys a row sees.
     compute: what products are rounded to; float64 rounds nothing.
-    weight_scale: with an 8-bit `compute`, weights of at most 1 are multiplied by it and rounded to e4m3. Products are
-        then those of the GPU's tensor cores.
+    weight_scale: with an 8-bit `compute`, weights of at most 1 are multiplied by it and rounded to e4m3.
+    products: of q and k [rows, keys], where tensor cores lose so much of them that results are judged by what is left
+        (`narrow_products`).
     """
     if not k.shape[0]:
         return Attended(
@@ -86,7 +86,8 @@ def attend(
         )
     eight_bits = compute.itemsize == 1
     exact = torch.float64 if eight_bits else compute
-    products = truncated_products(q, k) if eight_bits and _truncates(q) else (q.to(exact) @ k.to(exact).T).double()
+    if products is None:
+        products = (q.to(exact) @ k.to(exact).T).double()
     scores = (products * scale).masked_fill(~seen, -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[:, None]).exp()
@@ -109,30 +110,6 @@ def with_sinks(attended: Attended, sinks: torch.Tensor, in_lse: bool) -> Attende
     return Attended(attended.out * share[..., None], lse if in_lse else attended.lse)
 
 
-def _truncates(tensor: torch.Tensor) -> bool:
-    """Whether the tensor cores where an 8-bit tensor is cut off its products: on Hopper, and not in the emulator."""
-    return type(tensor) is torch.Tensor and tensor.is_cuda and torch.cuda.get_device_capability() == (9, 0)
-
-
-def truncated_products(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Return q [rows, d] times the transpose of k [keys, d] as Hopper's tensor cores add products of 8-bit numbers.
-
-    They add 32 at a time to what was added before, each cut off 13 bits behind the leading one of the largest
-    (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
-    """
-    q, k = q.double(), k.double()
-    parts = []
-    for keys in k.split(_KEYS_AT_A_TIME):
-        total = q.new_zeros(q.shape[0], keys.shape[0], 1)
-        for q_part, k_part in zip(q.split(_PRODUCTS_AT_A_TIME, 1), keys.split(_PRODUCTS_AT_A_TIME, 1), strict=True):
-            addends = torch.cat([total, q_part[:, None] * k_part[None]], -1)
-            _, exponent = torch.frexp(addends.abs().amax(-1, keepdim=True))
-            quantum = torch.ldexp(torch.ones_like(total), exponent - 1 - _FRACTION_BITS)
-            total = ((addends / quantum).trunc() * quantum).sum(-1, keepdim=True)
-        parts.append(total[..., 0])
-    return torch.cat(parts, 1)
-
-
 def judge(
     got: Attended,
     exact: Attended,
@@ -141,13 +118,11 @@ def judge(
     *,
     factor: float = 1.0,
     has_lse: bool = True,
-    eight_bits: bool = False,
 ) -> Judged:
     """Compare a kernel's results with the two computations.
 
     factor: of the output.
     has_lse: without it, `got.lse` is not looked at.
-    eight_bits: tensor cores cut off products, so the LSE may be off by twice what the plain one is, too.
     """
     problems = []
     out, step = got.out.double(), torch.finfo(got.out.dtype).eps
@@ -166,8 +141,7 @@ def judge(
         if not torch.equal(lse == -math.inf, empty):
             problems.append("LSE is not -inf for a row that sees no key, or is for another")
         absolute, relative = tolerance.lse
-        lost = 2 * _largest((plain.lse - exact.lse)[some]) if eight_bits else 0.0
-        errors["LSE"] = _largest((lse - exact.lse)[some] / (absolute + lost + relative * exact.lse[some].abs()))
+        errors["LSE"] = _largest((lse - exact.lse)[some] / (absolute + relative * exact.lse[some].abs()))
     problems += [f"{name} is off by {error:.3g} times what is allowed" for name, error in errors.items() if error > 1]
     return Judged(max(errors.values()), problems)
 
