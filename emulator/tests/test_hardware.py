@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tsmla_emulator.prove import check
 from tsmla_emulator.prove.hardware import Recorded, digests_in, drawn_by_integers, in_emulator, ran
+from tsmla_emulator.run.emulate import Emulation
+from tsmla_emulator.run.host.capture import extents
 from tsmla_emulator.run.host.compile import compile_for_emulation
+from tsmla_emulator.run.host.memory import merged
 from tsmla_emulator.run.machine import Options
 
 RECORDED = Recorded(Path(__file__).with_name("hardware_results"))
@@ -63,3 +68,26 @@ def test_results_differ_in_last_bits_of_few_numbers(symbol):
             assert theirs is not None
             ours = calls[one.call].left["lse"].view(np.float32)
             assert np.allclose(ours, theirs.view(np.float32), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("hardware_sums", [True, False])
+def test_what_the_gpu_left_is_right_by_the_sums_of_tensor_cores_alone(hardware_sums):
+    """`check` judges the recorded results themselves."""
+    symbol = "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse"
+    variant = check.find(symbol)
+    left = iter(RECORDED.variants[symbol]["left"])
+
+    def replayed(emulation: Emulation, wanted: Any) -> Any:
+        _, names = in_emulator(emulation, wanted)
+
+        def run(*arguments: Any) -> None:
+            digests = next(left)
+            for region in merged(extents(arguments, names, ("out", "lse").__contains__)):
+                if region.writable:
+                    content = RECORDED.content(variant, digests[region.name])
+                    ctypes.memmove(region.start, content.tobytes(), len(content))
+
+        return run, names
+
+    _, wrong = ran(variant, replayed, Options(hardware_sums=hardware_sums))
+    assert wrong == "" if hardware_sums else "LSE is off" in wrong

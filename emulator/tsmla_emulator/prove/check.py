@@ -41,6 +41,7 @@ from tsmla.problems.memory import Memory
 from tsmla.problems.pages import page_tables, put_keys
 from tsmla.problems.prefill import mask_words
 from tsmla.problems.rows import numbers_in, stored_as
+from tsmla.problems.sums import Factors, products, sums_of
 
 from ..run.emulate import Call, emulated
 from ..run.host.compile import Compiled
@@ -171,7 +172,7 @@ def check(
     torch.manual_seed(seed)
     processors = emulated_sms(variant)
     with emulated(variant.arch.value, options, record_to=record_to, compiled=compiled, processors=processors) as gpu:
-        judged = make_calls(variant, lengths, decode_lengths, all_ways, at_bounds)
+        judged = make_calls(variant, lengths, decode_lengths, all_ways, at_bounds, options.hardware_sums)
     measured = "; ".join(measured for measured, _ in judged)
     error = "; ".join(error for _, error in judged if error) or None
     entries = {launch.entry for call in gpu.calls for launch in call.launches}
@@ -200,8 +201,13 @@ def make_calls(
     decode_lengths: tuple[int, ...] = DECODE_LENGTHS,
     all_ways: bool = False,
     at_bounds: bool = False,
+    hardware_sums: bool = False,
 ) -> list[tuple[str, str | None]]:
-    """Make the calls of `check` on the device that is there; return for each how far off it was and what was wrong."""
+    """Make the calls of `check` on the device that is there; return for each how far off it was and what was wrong.
+
+    hardware_sums: whether the device sums products as tensor cores do.
+    """
+    sums = hardware_sums and hasattr(variant, "dtype") and sums_of(variant.arch, TORCH_DTYPE_OF[variant.dtype]).narrow
     if isinstance(variant, PackVariant):
         judged = [_pack(variant)]
     elif isinstance(variant, WriteCacheVariant | ReadCacheVariant):
@@ -213,25 +219,25 @@ def make_calls(
     elif isinstance(variant, PrefillVariant):
         judged = []
         for long in _BOOLS[: prefill_kernels(variant)]:
-            judged += [_prefill(variant, lengths, merges, long) for merges in _BOOLS[: 1 + all_ways]]
+            judged += [_prefill(variant, lengths, merges, long, sums) for merges in _BOOLS[: 1 + all_ways]]
             if at_bounds:
-                judged.append(_prefill(variant, PREFILL_BOUNDS, False, long))
+                judged.append(_prefill(variant, PREFILL_BOUNDS, False, long, sums))
     elif variant.gathers:
-        judged = [_chosen(variant, rows, decode_lengths) for rows in decode_rows(variant.arch, variant.row)]
+        judged = [_chosen(variant, rows, decode_lengths, sums) for rows in decode_rows(variant.arch, variant.row)]
     else:
         judged = []
         ways = _BOOLS[: 1 + all_ways]
         rows_of_each = decode_rows(variant.arch, variant.row)
         for rows in rows_of_each:
-            judged += [_decode(variant, rows, decode_lengths, varies) for varies in ways]
+            judged += [_decode(variant, rows, decode_lengths, varies, sums=sums) for varies in ways]
             if at_bounds:
-                judged += [_decode(variant, rows, DECODE_HIDING, varies, hides=True) for varies in ways]
+                judged += [_decode(variant, rows, DECODE_HIDING, varies, hides=True, sums=sums) for varies in ways]
                 heads = 1
                 tokens = max(rows, DECODE_BOUNDS_ROWS if rows == rows_of_each[-1] else HOPPER_FEW_ROWS)
                 if rows == HOPPER_PAIR_ROWS:
                     heads, tokens = rows // 2, 1
                 for varies, window in itertools.product(ways, DECODE_BOUNDS_WINDOWS):
-                    judged.append(_decode(variant, tokens * heads, DECODE_BOUNDS, varies, window, heads))
+                    judged.append(_decode(variant, tokens * heads, DECODE_BOUNDS, varies, window, heads, sums=sums))
     return judged
 
 
@@ -282,9 +288,8 @@ def given_cache(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
     return latent, rope, torch.where(scales.isnan() & some, -0.0, scales)
 
 
-def keys_given(variant: DecodeVariant, numbers: torch.Tensor) -> torch.Tensor:
-    """Return the numbers that keys [..., 576] become when `given_cache` stores them."""
-    rows = given_cache(variant, numbers)
+def keys_given(variant: DecodeVariant, rows: Any) -> torch.Tensor:
+    """Return the numbers [..., 576] of keys that `given_cache` stored."""
     if not variant.row.apart:
         return numbers_in(variant.row, rows)
     latent, rope, scales = rows
@@ -319,6 +324,7 @@ def _decode(
     window: int | None = None,
     heads: int | None = None,
     hides: bool = False,
+    sums: bool = False,
 ) -> tuple[str, str | None]:
     """Call a decode, and compare it with float64.
 
@@ -327,6 +333,7 @@ def _decode(
     for which pairs of Blackwell CTAs have larger copies.
 
     hides: with visible lengths, random ones.
+    sums: 8-bit numbers are summed as tensor cores do, if the kernel multiplies such.
     """
     page = 64 if rows > DECODE_ROWS and not (varies or hides or heads) else 32
     heads = heads or rows // 2
@@ -352,17 +359,18 @@ def _decode(
         visible = torch.cat(limits) if varies else torch.stack(limits)
         more["local_visible_lens"] = visible.to("cuda")
     tables, all_pages = page_tables(key_counts, page, spare_pages=1, unused=None)
-    seen = []
+    seen, rows_of_keys = [], []
     cache = torch.full((all_pages, page, width), math.nan, device="cuda")
     for request, (taken, count) in enumerate(zip(pages, key_counts, strict=True)):
         keys = torch.randn(taken * page, width, device="cuda")
         keys[:DECODE_FAINT] *= 0.05
-        seen.append(keys_given(variant, keys[:count])[:, None])
+        rows_of_keys.append(given_cache(variant, keys[:count]))
+        for piece in rows_of_keys[-1][:2] if variant.row.apart else rows_of_keys[-1:]:
+            piece[DECODE_NO_PAGE * page : (DECODE_NO_PAGE + 1) * page] = 0
+        seen.append(keys_given(variant, rows_of_keys[-1])[:, None])
         keys[: max(0, count - q_lens[request] - window)] = math.nan
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
-        nowhere = slice(DECODE_NO_PAGE * page, (DECODE_NO_PAGE + 1) * page)
-        keys[nowhere] = math.nan
-        seen[-1][nowhere] = 0
+        keys[DECODE_NO_PAGE * page : (DECODE_NO_PAGE + 1) * page] = math.nan
         put_keys(cache, tables[request : request + 1], [keys])
         if taken > DECODE_NO_PAGE:
             tables[request, DECODE_NO_PAGE] = -1
@@ -400,10 +408,11 @@ def _decode(
     out, lse = result if variant.lse else (result, None)
     if not varies:
         out, lse = out.flatten(0, 1), None if lse is None else lse.flatten(0, 1)
-    parts = [
-        _attention(own, of_one, of_one[..., :LATENT_DIM], scale, True, window, limit)
-        for own, of_one, limit in zip(query.split(q_lens), seen, limits, strict=True)
-    ]
+    narrow = sums and not (rows <= HOPPER_FEW_ROWS and variant.row.apart and not varies)
+    parts = []
+    for own, of_one, given, limit in zip(query.split(q_lens), seen, rows_of_keys, limits, strict=True):
+        made = _products(variant.arch, given_query(variant, own), given) if narrow else None
+        parts.append(_attention(own, of_one, of_one[..., :LATENT_DIM], scale, True, window, limit, made=made))
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
     step = torch.finfo(out.dtype).eps if variant.dtype.bits == 16 else 0.05
@@ -426,10 +435,13 @@ def prefill_kernels(variant: PrefillVariant) -> int:
     return 1 + has_kernel_of_long_sequences(variant)
 
 
-def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool = False) -> tuple[str, str | None]:
+def _prefill(
+    variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool = False, sums: bool = False
+) -> tuple[str, str | None]:
     """Call a prefill, and compare it with float64. One with a key mask is causal, too, unless it merges.
 
     long: put so many rows of no sequence, which are NaN, behind the keys that the kernel of long sequences runs.
+    sums: 8-bit numbers are summed as tensor cores do.
     """
     from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
@@ -488,7 +500,15 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool
     )
     out, lse = result if variant.lse else (result, None)
     parts = [
-        _attention(q_rows, k_rows, v_rows, scale, causal, bits=own if variant.masked else None)
+        _attention(
+            q_rows,
+            k_rows,
+            v_rows,
+            scale,
+            causal,
+            bits=own if variant.masked else None,
+            made=_products(variant.arch, q_rows, k_rows[:, 0]) if sums else None,
+        )  # fmt: skip
         for q_rows, k_rows, v_rows, own in zip(
             q.split(lengths_q),
             k[:keys].split(lengths_kv),
@@ -516,12 +536,13 @@ def _merged(
     return parts[0] + parts[1], lse
 
 
-def _chosen(variant: DecodeVariant, heads: int, lengths: tuple[int, ...]) -> tuple[str, str | None]:
+def _chosen(variant: DecodeVariant, heads: int, lengths: tuple[int, ...], sums: bool = False) -> tuple[str, str | None]:
     """Call a decode of chosen keys, and compare it with float64.
 
     A tenth of the indices, and the first of each list, name no key. Rows that no list names are NaN.
 
     lengths: of the lists, one for each query token.
+    sums: see `_decode`.
     """
     page, width, scale = 32, LATENT_DIM + ROPE_DIM, (LATENT_DIM + ROPE_DIM) ** -0.5
     tokens, top_k, slots = len(lengths), max(lengths), 32 * page
@@ -530,7 +551,8 @@ def _chosen(variant: DecodeVariant, heads: int, lengths: tuple[int, ...]) -> tup
     keys = torch.full((slots, width), math.nan, device="cuda")
     used = union_of(named).to("cuda")
     keys[used] = torch.randn(len(used), width, device="cuda")
-    numbers = keys_given(variant, keys)
+    rows_of_keys = given_cache(variant, keys)
+    numbers = keys_given(variant, rows_of_keys)
     row = query_row(variant)
     query = numbers_in(row, stored_as(row, 2 * torch.randn(tokens, heads, width, device="cuda")))
     out, lse = tsmla.tsmla_decode(
@@ -548,10 +570,14 @@ def _chosen(variant: DecodeVariant, heads: int, lengths: tuple[int, ...]) -> tup
         indices=indices.to("cuda", torch.int32),
         topk_length=torch.tensor(lengths, dtype=torch.int32, device="cuda"),
     )
+    narrow = sums and not (heads <= HOPPER_FEW_ROWS and variant.row.apart)
     parts = []
     for token in range(tokens):
-        seen = numbers[named[token].to("cuda")][:, None]
-        parts.append(_attention(query[token : token + 1], seen, seen[..., :LATENT_DIM], scale, False))
+        chosen = named[token].to("cuda")
+        own, seen = query[token : token + 1], numbers[chosen][:, None]
+        given = tuple(x[chosen] for x in rows_of_keys) if variant.row.apart else rows_of_keys[chosen]
+        made = _products(variant.arch, given_query(variant, own), given) if narrow else None
+        parts.append(_attention(own, seen, seen[..., :LATENT_DIM], scale, False, made=made))
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     step = torch.finfo(out.dtype).eps if variant.dtype.bits == 16 else 0.05  # as `_decode`'s
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
@@ -575,6 +601,16 @@ def _judged(
     return measured, "; ".join(problems) or None
 
 
+def _products(arch: Arch, query: Factors, keys: Factors) -> torch.Tensor:
+    """Return products of queries [queries, heads, d] and keys [keys, d], of which all heads see the same, as tensor
+    cores sum them: [1, heads, queries, keys]."""
+    whole = isinstance(query, torch.Tensor)
+    pieces = [query] if isinstance(query, torch.Tensor) else [*query]
+    rows = [piece.flatten(0, 1) for piece in pieces]
+    made = products(rows[0] if whole else tuple(rows), keys, arch)
+    return made.view(*pieces[0].shape[:2], -1).transpose(0, 1)[None]
+
+
 def _attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -584,15 +620,17 @@ def _attention(
     window: int = 2**31,
     limits: torch.Tensor | None = None,
     bits: torch.Tensor | None = None,
+    made: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and natural-log LSE of one sequence in float64; a row without keys gives 0 and -inf.
 
     window: how many keys before its own a causal query sees at most.
     limits: how many of the first keys each query sees at most.
     bits: those of a key mask, [queries, keys or more].
+    made: products of queries and keys that tensor cores make, where these lose so much that results are judged by them.
     """
     q, k, v = q.double().unflatten(1, (k.shape[1], -1)), k.double(), v.double()
-    scores = torch.einsum("qhgd,khd->hgqk", q, k) * scale
+    scores = (torch.einsum("qhgd,khd->hgqk", q, k) if made is None else made) * scale
     if causal:
         seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).tril(len(k) - len(q))
         scores = scores.masked_fill(~seen.triu(len(k) - len(q) - window), -math.inf)

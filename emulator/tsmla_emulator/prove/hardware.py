@@ -95,7 +95,7 @@ def ran(
     with drawn_by_integers(), mock.patch.object(emulate.Emulation, "kernel", observed):
         processors = check.emulated_sms(variant)
         with emulate.emulated(variant.arch.value, options, compiled=compiled, processors=processors):
-            judged = check.make_calls(variant, all_ways=True)
+            judged = check.make_calls(variant, all_ways=True, hardware_sums=options.hardware_sums)
     return found, "; ".join(error for _, error in judged if error)
 
 
@@ -226,7 +226,7 @@ def record(directory: Path, commit: str, symbols: Sequence[str]) -> int:
     for variant in variants:
         symbol, started = variant.symbol(), time.perf_counter()
         try:
-            calls, error = ran(variant, functools.partial(on_gpu, functions))
+            calls, error = ran(variant, functools.partial(on_gpu, functions), Options(hardware_sums=True))
         except Exception:
             wrong += 1
             print(f"{symbol}: {traceback.format_exc()}", flush=True)
