@@ -14,11 +14,11 @@ from tsmla.problems.lists import named_slots, random_lists, union_of
 
 from .chosen_case import LSES, ChosenCase
 from .decode_case import SCORED
-from .decode_inputs import Keys, Queries, cache_of, numbers_of, query_of
+from .decode_inputs import Keys, Queries, cache_of, numbers_of, query_of, scored_as
 from .decode_property import ordered, put_cache, put_query
 from .guarded import Guarded, contiguous
 from .places import Place
-from .reference_attention import Rows, attend, judge, judge_extreme, precision, tells_apart, with_sinks
+from .reference_attention import Cores, Rows, attend, judge, judge_extreme, precision, tells_apart, with_sinks
 
 
 class Inputs(NamedTuple):
@@ -57,13 +57,18 @@ def drawn(case: ChosenCase, arch: str) -> Inputs:
     cache[unused] = math.nan if case.dtype == "e4m3" else case.unseen
     places = [[divmod(slot, case.page) for slot in own.tolist()] for own in named]
     stored = cache_of(case, cache.view(case.pages, case.page, case.columns), places, generator)
-    numbers = numbers_of(case, stored, case.batch_invariant or rounds(arch, case.heads)).flatten(0, 1)
+    numbers = numbers_of(case, stored, _rounds_keys(case, arch)).flatten(0, 1)
     scales = stored["scale_cache"].flatten().double() if case.rows_apart else None
     keys = [
         Keys(numbers[own], None if scales is None else scales[own], torch.ones(len(own), dtype=torch.bool))
         for own in named
     ]
     return Inputs(query_of(case, query), stored, lists.to(torch.int32), keys)
+
+
+def _rounds_keys(case: ChosenCase, arch: str) -> bool:
+    """As `rounds_keys` of a decode."""
+    return case.batch_invariant or rounds(arch, case.heads)
 
 
 def check(case: ChosenCase, place: Place) -> None:
@@ -82,9 +87,9 @@ def check(case: ChosenCase, place: Place) -> None:
     assert out.dtype == case.written and out.shape == (*case.shape, case.heads, LATENT_DIM)
     if not case.tokens:
         return
-    on_hopper = place.device and place.arch == "sm_90a"
     in_16_bits = place.arch == "sm_90a" and case.torch_dtype == torch.bfloat16
-    given_precision = precision(case.torch_dtype, out.dtype, on_hopper, False, in_16_bits)
+    given_precision = precision(case.torch_dtype, out.dtype, in_16_bits)
+    arch, scored = place.with_sums(case.schedule), scored_as(case, _rounds_keys(case, place.arch))
     parts, tokens, flat_out = [], [], out.flatten(0, -3)
     for token, (query, keys) in enumerate(zip(inputs.query.numbers.flatten(0, -3), inputs.keys, strict=True)):
         if keys.scales is not None and (keys.counted & keys.spoiling).any():
@@ -92,9 +97,9 @@ def check(case: ChosenCase, place: Place) -> None:
             continue
         tokens.append(token)
         seen, rows = keys.counted.expand(case.heads, -1), keys.numbers
-        parts.append(
-            attend(query, rows, rows[:, :LATENT_DIM], seen, case.softmax_scale, given_precision.score, keys.scales)
-        )
+        scales = None if inputs.query.scales is None else inputs.query.scales.flatten(0, -2)[token]
+        cores = None if arch is None else Cores(arch, scored, scales)
+        parts.append(attend(query, rows, rows[:, :LATENT_DIM], seen, case.softmax_scale, cores, keys.scales))
     if not parts:
         return
     if lse is not None:
@@ -102,7 +107,7 @@ def check(case: ChosenCase, place: Place) -> None:
         lse = lse.flatten(0, -2)[tokens].flatten().double() * (math.log(2) if case.lse_base == 2 else 1)
     sinks = None if case.sinks is None else torch.tensor(case.sinks).repeat(len(tokens))
     expected = with_sinks(Rows.joined(parts), sinks, case.lse_includes_sink)
-    judged = judge if tells_apart(expected, given_precision) else judge_extreme
+    judged = judge if tells_apart(expected) else judge_extreme
     judged(expected, flat_out[tokens].flatten(0, 1), lse, case.output_scale, given_precision)
 
 

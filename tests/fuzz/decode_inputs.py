@@ -37,10 +37,12 @@ class Keys(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """The tensors that are given, and the numbers [..., heads, 576] that they are, in float64."""
+    """The tensors that are given; the numbers [..., heads, 576] that they are, in float64; and scales [..., heads] that
+    rows were divided by, if they were."""
 
     given: tuple[torch.Tensor, ...]
     numbers: torch.Tensor
+    scales: torch.Tensor | None = None
 
 
 class Inputs(NamedTuple):
@@ -97,7 +99,7 @@ def drawn(case: DecodeCase, arch: str = "") -> Inputs:
     filler = torch.tensor(math.nan if case.dtype == "e4m3" else case.unseen)
     cache = cache_of(case, torch.where(seen_rows[..., None], cache, filler), places, generator)
     return Inputs(
-        query_of(case, query), cache, table.to(torch.int32), _keys(case, cache, places, _rounds_keys(case, arch))
+        query_of(case, query), cache, table.to(torch.int32), _keys(case, cache, places, rounds_keys(case, arch))
     )
 
 
@@ -123,9 +125,15 @@ def _rounded(case: DecodeCase | ChosenCase) -> bool:
     return case.scaling.factors == "powers of two"
 
 
-def _rounds_keys(case: DecodeCase, arch: str) -> bool:
+def rounds_keys(case: DecodeCase, arch: str) -> bool:
     """Whether 656-byte rows are rounded to bf16 before they are multiplied: the kernel of few query rows does not."""
     return case.ends_q is not None or case.batch_invariant or rounds(arch, case.q_len * case.heads)
+
+
+def scored_as(case: DecodeCase | ChosenCase, rounded: bool) -> torch.dtype:
+    """The dtype in which latent columns are multiplied; the kernel of few query rows widens e4m3. rounded: whether
+    another takes the call, which rounds 656-byte rows."""
+    return torch.float16 if case.rows_apart and not rounded else case.torch_dtype
 
 
 def _keys(
@@ -164,21 +172,24 @@ def query_of(case: DecodeCase | ChosenCase, numbers: torch.Tensor) -> Queries:
         rows = scaled_rows.stored(case.rows, numbers, torch.ones(numbers.shape[:-1]), _rounded(case))
         if case.scaling.query_scales == "one for all heads":
             rows["scale_cache"] = rows["scale_cache"][..., :1].expand(numbers.shape[:-1])
-        return Queries(tuple(rows.values()), reference_cache.numbers(case.rows, scaled_rows.bytes_of(rows)))
+        scales = rows["scale_cache"]
+        return Queries(tuple(rows.values()), reference_cache.numbers(case.rows, scaled_rows.bytes_of(rows)), scales)
     query = numbers.bfloat16()
-    return Queries(_pieces(case, query), _quantised(query) if case.quantises else query.double())
+    return Queries(_pieces(case, query), *(_quantised(query) if case.quantises else (query.double(),)))
 
 
 def _pieces(case: DecodeCase | ChosenCase, query: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (query,) if len(QUERIES[case.query]) == 1 or not case.rope else query.split((LATENT_DIM, case.rope), -1)
 
 
-def _quantised(query: torch.Tensor) -> torch.Tensor:
-    """The numbers that a bf16 query [..., 576] becomes by mla_quantize_q, in float64."""
-    found = []
+def _quantised(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers that a bf16 query [..., 576] becomes by mla_quantize_q, in float64, and their scales."""
+    found, scales = [], []
     for row in query.reshape(-1, WIDTH).float().numpy():
         parts = reference_cache.stored(row, "snapmla", 1.0, True)
         codes = torch.from_numpy(parts["codes"]).to(torch.uint8).view(reference_cache.E4M3).double()
         rope = torch.from_numpy(parts["rope"]).bfloat16().double()
-        found.append(torch.cat([codes, rope]) * float(parts["scales"][0]))
-    return torch.stack(found).reshape(query.shape) if found else query.double()
+        scales.append(float(parts["scales"][0]))
+        found.append(torch.cat([codes, rope]) * scales[-1])
+    numbers = torch.stack(found).reshape(query.shape) if found else query.double()
+    return numbers, torch.tensor(scales, dtype=torch.float64).reshape(query.shape[:-1])

@@ -12,10 +12,10 @@ from tsmla.identity.support import LATENT_DIM
 
 from .chosen_case import ChosenCase
 from .decode_case import LSES, QUERIES, DecodeCase
-from .decode_inputs import Inputs, drawn
+from .decode_inputs import Inputs, drawn, rounds_keys, scored_as
 from .guarded import Guarded, contiguous
 from .places import Place
-from .reference_attention import Rows, attend, judge, judge_extreme, precision, tells_apart, with_sinks
+from .reference_attention import Cores, Rows, attend, judge, judge_extreme, precision, tells_apart, with_sinks
 
 
 def check(case: DecodeCase, place: Place) -> None:
@@ -37,9 +37,9 @@ def check(case: DecodeCase, place: Place) -> None:
             assert not wrong, f"{name}: {wrong}"
     numbers = inputs.query.numbers
     assert out.dtype == case.written and out.shape == (*numbers.shape[:-1], LATENT_DIM)
-    on_hopper = place.device and place.arch == "sm_90a"
     in_16_bits = place.arch == "sm_90a" and case.torch_dtype == torch.bfloat16
-    given_precision = precision(case.torch_dtype, out.dtype, on_hopper, case.values == "opposed", in_16_bits)
+    given_precision = precision(case.torch_dtype, out.dtype, in_16_bits)
+    arch, scored = place.with_sums(case.schedule), scored_as(case, rounds_keys(case, place.arch))
     parts, tokens, flat_out = [], [], out.flatten(0, -3)
     for request in range(case.batch):
         own, keys = case.query_tokens(request), inputs.keys[request]
@@ -52,9 +52,10 @@ def check(case: DecodeCase, place: Place) -> None:
             continue
         tokens += own
         query, rows = numbers.flatten(0, -3)[own.start : own.stop].flatten(0, 1), keys.numbers
-        parts.append(
-            attend(query, rows, rows[:, :LATENT_DIM], seen, case.softmax_scale, given_precision.score, keys.scales)
-        )
+        scales = inputs.query.scales
+        scales = None if scales is None else scales.flatten(0, -2)[own.start : own.stop].flatten()
+        cores = None if arch is None else Cores(arch, scored, scales)
+        parts.append(attend(query, rows, rows[:, :LATENT_DIM], seen, case.softmax_scale, cores, keys.scales))
     if not parts:
         return
     if lse is not None:
@@ -62,7 +63,7 @@ def check(case: DecodeCase, place: Place) -> None:
         lse = lse.flatten(0, -2)[tokens].double() * (math.log(2) if case.lse_base == 2 else 1)
     sinks = None if case.sinks is None else torch.tensor(case.sinks).repeat(len(tokens))
     expected = with_sinks(Rows.joined(parts), sinks, case.lse_includes_sink)
-    judged = judge if tells_apart(expected, given_precision) and not case.extreme else judge_extreme
+    judged = judge if tells_apart(expected) and not case.extreme else judge_extreme
     flat_lse = None if lse is None else lse.flatten()
     judged(expected, flat_out[tokens].flatten(0, 1), flat_lse, case.output_scale, given_precision)
 

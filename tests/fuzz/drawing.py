@@ -36,6 +36,7 @@ def schedules(draw: Any) -> Schedule:
         races=draw(st.sampled_from((True, True, True, False))),
         highest=draw(st.booleans()),
         starved=draw(st.sampled_from((None, None, None, (0,), (4,), (1, 2), *_WARPGROUPS, (12,), (13,)))),
+        sums=draw(st.sampled_from((False, False, False, True))),
     )
 
 

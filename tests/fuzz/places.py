@@ -8,6 +8,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tsmla.identity.arch import Arch
+
 from .plain import Plain
 
 ARCHS = ("sm_90a", "sm_100a", "sm_103a")
@@ -22,7 +24,7 @@ class Schedule(Plain):
 
     completion: "late", "random" or "eager". quantum: warp instructions between two decisions, 0 for any number.
     races: also report unordered conflicting accesses. highest: `elect.sync` picks the highest lane. starved: warps that
-    run only when no other can.
+    run only when no other can. sums: products are summed as tensor cores do.
     """
 
     completion: str = "late"
@@ -31,6 +33,7 @@ class Schedule(Plain):
     races: bool = True
     highest: bool = False
     starved: tuple[int, ...] | None = None
+    sums: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,10 @@ class Place:
 
     arch: str
     device: bool = False
+
+    def with_sums(self, schedule: Schedule) -> Arch | None:
+        """The architecture, where products are summed as its tensor cores do, as on every real GPU."""
+        return Arch(self.arch) if self.device or schedule.sums else None
 
     @contextlib.contextmanager
     def running(self, schedule: Schedule, processors: int | None = None) -> Iterator[Callable[[], int]]:
@@ -58,6 +65,7 @@ class Place:
             starve=schedule.starved,
             happens_before=schedule.races,
             elect_highest=schedule.highest,
+            hardware_sums=schedule.sums,
             limit=_ENDLESS,
         )
         with emulated(self.arch, options, compiled=_files(), processors=processors) as gpu:

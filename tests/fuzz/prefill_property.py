@@ -16,7 +16,7 @@ from . import prefill_merge
 from .guarded import Guarded, strides
 from .places import Place
 from .prefill_case import PrefillCase
-from .reference_attention import Rows, judge, judge_extreme, precision, tells_apart, with_sinks
+from .reference_attention import Cores, Rows, judge, judge_extreme, precision, tells_apart, with_sinks
 from .reference_prefill import sequences
 
 
@@ -38,12 +38,13 @@ def check(case: PrefillCase, place: Place) -> None:
                 assert not written, f"{name} was written in rows of no sequence"
         if case.merges:
             prefill_merge.check(case, inputs, given, owned)
-    on_hopper = place.device and place.arch == "sm_90a"
-    given_precision = precision(case.torch_dtype, out.dtype, on_hopper, case.values == "opposed")
+    given_precision = precision(case.torch_dtype, out.dtype)
     assert out.dtype == case.written and out.shape == (case.tokens_q, case.heads, case.d_v)
     scale = case.softmax_scale * case.k_scale
     mask = None if case.mask is None else case.mask_bits()
-    found = sequences(*inputs, case.spans(), case.causal, scale, given_precision.score, mask)
+    arch = place.with_sums(case.schedule)
+    cores = None if arch is None else Cores(arch, case.torch_dtype)
+    found = sequences(*inputs, case.spans(), case.causal, scale, cores, mask)
     if not found:
         return
     sinks = None
@@ -54,7 +55,7 @@ def check(case: PrefillCase, place: Place) -> None:
     got = torch.cat([out[place] for place in at])
     unit = 1.0 if case.lse_base == math.e else math.log(case.lse_base)
     got_lse = None if lse is None else torch.cat([lse[place] for place in at]).double() * unit
-    judged = judge if tells_apart(expected, given_precision) and not case.extreme else judge_extreme
+    judged = judge if tells_apart(expected) and not case.extreme else judge_extreme
     judged(expected, got, got_lse, case.v_scale * case.output_scale, given_precision)
 
 

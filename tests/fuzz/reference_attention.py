@@ -1,8 +1,8 @@
 """Attention rows in float64, with what rounding may make of them, and the judgement of a kernel's results.
 
 What a kernel may lose is bounded from how it must work, not from how one does: products of inputs are added in float32,
-probabilities relative to some reference enter the product with the values in the inputs' precision (e4m3 where these
-have 8 bits), and the output is rounded once.
+or as tensor cores add them (`tsmla.problems.sums`); probabilities relative to some reference enter the product with the
+values in the inputs' precision (e4m3 where these have 8 bits), and the output is rounded once.
 """
 
 from __future__ import annotations
@@ -12,19 +12,12 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from tsmla.identity.arch import Arch
+from tsmla.identity.support import LATENT_DIM
+from tsmla.problems.sums import products, sums_of
 
 _SCORES = 2.0**-22
 """What a score may be off, relative to the sum of its products' magnitudes: float32, added in any order."""
-_SCORES_8_BITS_ON_HOPPER = 2.0**-11
-"""That loss where tensor cores keep 13 bits behind the leading one of the largest addend, in each of four steps (128
-dims) to 18 (576), whose losses need not cancel (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). Of 6,000 random calls on
-an H200, one lost 1.4 x 2**-12."""
-_SCORES_OF_ONE_SIGN_ON_HOPPER = {16: 2.0**-17, 8: 2.0**-7}
-"""That loss, for inputs of so many bits, where all products have one sign: tensor cores cut off what they do not keep,
-always toward 0 (Fasi et al., Numerical behavior of NVIDIA tensor cores, PeerJ CS 2021), so that the losses of all steps
-add up. With 8 bits, cutting all addends of a step of 32 dims to 13 bits behind the largest loses 6e-4 of 128 dims and
-7e-3 of 576; an H100 lost 6e-4 of 128, an H200 6e-3 of 576. With 16 bits, tensor cores keep two bits behind float32's,
-of 17 addends in each of 36 steps of 16 dims; an H100 lost 1.7 x 2**-19."""
 _LOGARITHM = 2.0**-21
 """What an exponent may be off, relative to the logarithm that is added to it: twice what the instruction may."""
 
@@ -41,31 +34,49 @@ _FAR = 30
 @dataclasses.dataclass(frozen=True)
 class Precision:
     """How results are rounded. probability: the largest relative error of a rounded probability. underflow: the largest
-    error of one that is too small for its format, relative to the row's largest. out: dtype of the output. score: see
-    `_SCORES`. kept: the largest error of partial results, relative to the largest of a row."""
+    error of one that is too small for its format, relative to the row's largest. out: dtype of the output. kept: the
+    largest error of partial results, relative to the largest of a row."""
 
     probability: float
     underflow: float
     out: torch.dtype
-    score: float
     kept: float
 
 
-def precision(
-    dtype: torch.dtype, out_dtype: torch.dtype, on_hopper: bool, one_sign: bool = False, kept_in_16_bits: bool = False
-) -> Precision:
-    """The precision of kernels for inputs of `dtype`. on_hopper: on a real GPU of that kind. one_sign: of all products.
-    kept_in_16_bits: partial results are, where keys are split."""
+def precision(dtype: torch.dtype, out_dtype: torch.dtype, kept_in_16_bits: bool = False) -> Precision:
+    """The precision of kernels for inputs of `dtype`. kept_in_16_bits: partial results are, where keys are split."""
     kept = _KEPT_IN_16_BITS if kept_in_16_bits else 0.0
-    lost = _SCORES
-    if on_hopper and one_sign:
-        lost = _SCORES_OF_ONE_SIGN_ON_HOPPER[8 * dtype.itemsize]
-    elif on_hopper and dtype.itemsize == 1:
-        lost = _SCORES_8_BITS_ON_HOPPER
     if dtype.itemsize == 1:
-        return Precision(2.0**-4, 2.0**-14, out_dtype, lost, kept)
+        return Precision(2.0**-4, 2.0**-14, out_dtype, kept)
     underflow = 2.0**-24 if dtype == torch.float16 else LEAST
-    return Precision(torch.finfo(dtype).eps / 2, underflow, out_dtype, lost, kept)
+    return Precision(torch.finfo(dtype).eps / 2, underflow, out_dtype, kept)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cores:
+    """Tensor cores that make scores, of a real GPU or emulated with their sums. dtype: of the columns that they
+    multiply, but for rope columns of rows that are stored divided by their scales, which are bf16. query_scales [rows]:
+    of such queries."""
+
+    arch: Arch
+    dtype: torch.dtype
+    query_scales: torch.Tensor | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether scores are judged by what these cores leave of them: a loss on top would hide faults."""
+        return sums_of(self.arch, self.dtype).narrow
+
+    def products(self, q: torch.Tensor, k: torch.Tensor, key_scales: torch.Tensor | None) -> torch.Tensor:
+        """What q [rows, d] times the transpose of k [keys, d], numbers in float64, is to them."""
+        if self.query_scales is None or key_scales is None:
+            return products(q.to(self.dtype), k.to(self.dtype), self.arch)
+        return products(self._stored(q, self.query_scales), self._stored(k, key_scales), self.arch)
+
+    def _stored(self, rows: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Rows in pieces. A quotient is exact: numbers are what is stored, times the scale, in float64."""
+        divided = rows / scales.double()[:, None]
+        return divided[:, :LATENT_DIM].to(self.dtype), divided[:, LATENT_DIM:].bfloat16(), scales
 
 
 @dataclasses.dataclass
@@ -74,9 +85,9 @@ class Rows:
 
     mass: sum of weight x |value|. walk: square root of the sum of their squares, which is how far off the output is for
     each unit of random error in the weights. weakest: root of the sum of squared values, times the largest weight.
-    products: the largest sum of |query x key| products, scaled. largest: score by magnitude. exponents: what logarithms
-    of keys' scales add to scores, by magnitude. low, high: the range of the values of keys that may have the largest
-    score, for what float32 makes of scores; None if it was not asked for.
+    lost: what a score may be off, at most. largest: score by magnitude. exponents: what logarithms of keys' scales add
+    to scores, by magnitude. low, high: the range of the values of keys that may have the largest score, for what
+    float32 makes of scores.
     """
 
     out: torch.Tensor
@@ -84,17 +95,17 @@ class Rows:
     mass: torch.Tensor
     walk: torch.Tensor
     weakest: torch.Tensor
-    products: torch.Tensor
+    lost: torch.Tensor
     largest: torch.Tensor
     exponents: torch.Tensor
-    low: torch.Tensor | None
-    high: torch.Tensor | None
+    low: torch.Tensor
+    high: torch.Tensor
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
         """All rows of the parts, of which there is at least one, one after the other."""
         fields = zip(*(vars(part).values() for part in parts), strict=True)
-        return cls(*(None if field[0] is None else torch.cat(field) for field in fields))
+        return cls(*map(torch.cat, fields))
 
 
 def attend(
@@ -103,37 +114,45 @@ def attend(
     v: torch.Tensor,
     seen: torch.Tensor,
     scale: float,
-    score_error: float | None = None,
+    cores: Cores | None = None,
     scales: torch.Tensor | None = None,
 ) -> Rows:
     """q [rows, d], k [keys, d], v [keys, d_v]; seen [rows, keys] says which keys a row sees. Keys that no row sees do
-    not matter, NaN or not. score_error: as `Precision.score`, where the values' range is wanted. scales [keys]: of keys
-    that are stored divided by them, whose probabilities a kernel rounds times their scales; positive if seen."""
+    not matter, NaN or not. cores: that make the scores; None for sums in float32. scales [keys]: of keys that are
+    stored divided by them, whose probabilities a kernel rounds times their scales; positive if seen.
+
+    Sums of 16 bits lose little, which is known from the case's numbers for one order of columns and allowed in any.
+    """
     anyone = seen.any(0)
     q, k, v, seen = q.double(), k[anyone].double(), v[anyone].double(), seen[:, anyone]
+    scales = None if scales is None else scales.double()[anyone]
     rows, dims = len(q), v.shape[1]
     if not seen.shape[1]:
         nothing, none = torch.zeros(rows, dims, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
-        ends = None if score_error is None else nothing
-        return Rows(nothing, none - math.inf, nothing, nothing, nothing, none, none, none, ends, ends)
-    scores = (q @ k.T * scale).masked_fill(~seen, -math.inf)
-    magnitudes = (q.abs() @ k.abs().T * scale).masked_fill(~seen, 0)
+        return Rows(nothing, none - math.inf, nothing, nothing, nothing, none, none, none, nothing, nothing)
+    exact = q @ k.T
+    lost = _SCORES * (q.abs() @ k.abs().T)
+    if cores is not None:
+        made = cores.products(q, k, scales)
+        if cores.narrow:
+            exact = made
+        else:
+            lost += (made - exact).abs()
+    scores = (exact * scale).masked_fill(~seen, -math.inf)
+    lost = (lost * scale).masked_fill(~seen, 0).amax(-1)
     top = scores.amax(-1)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0)[:, None]).exp()
-    products = magnitudes.amax(-1)
     largest = scores.masked_fill(~seen, 0).abs().amax(-1)
-    low = high = None
-    if score_error is not None:
-        near = seen & (scores >= (top - _FAR - 4 * (score_error * products + 2.0**-22 * largest))[:, None])
-        low, high = _end(v, near, torch.amin, math.inf), _end(v, near, torch.amax, -math.inf)
-    scales = torch.ones(len(v), dtype=torch.float64) if scales is None else scales.double()[anyone]
+    near = seen & (scores >= (top - _FAR - 4 * (lost + 2.0**-22 * largest))[:, None])
+    low, high = _end(v, near, torch.amin, math.inf), _end(v, near, torch.amax, -math.inf)
+    scales = torch.ones(len(v), dtype=torch.float64) if scales is None else scales
     weakest = (weights * scales).amax(-1, keepdim=True) * (seen.double() @ (v / scales[:, None]).square()).sqrt()
     ends = scales.min().log(), scales.max().log()
     most = max(ends[1] - ends[0], *map(abs, ends))  # relative to another key's, or to 1
     exponents = torch.full((rows,), float(most), dtype=torch.float64)
     walk = (weights.square() @ v.square()).sqrt()
-    return Rows(weights @ v, lse, weights @ v.abs(), walk, weakest, products, largest, exponents, low, high)
+    return Rows(weights @ v, lse, weights @ v.abs(), walk, weakest, lost, largest, exponents, low, high)
 
 
 def with_sinks(rows: Rows, sinks: torch.Tensor | None, in_lse: bool) -> Rows:
@@ -152,12 +171,8 @@ def with_sinks(rows: Rows, sinks: torch.Tensor | None, in_lse: bool) -> Rows:
         walk=rows.walk * share + shrunk * (2.0**-110 * rows.walk + LEAST),
         weakest=rows.weakest * share,
         # The share is anything where scores are not told apart.
-        low=None
-        if rows.low is None
-        else rows.low.clamp_max(0) * (sinks > -math.inf)[:, None] + rows.low * (sinks == -math.inf)[:, None],
-        high=None
-        if rows.high is None
-        else rows.high.clamp_min(0) * (sinks > -math.inf)[:, None] + rows.high * (sinks == -math.inf)[:, None],
+        low=rows.low.clamp_max(0) * (sinks > -math.inf)[:, None] + rows.low * (sinks == -math.inf)[:, None],
+        high=rows.high.clamp_min(0) * (sinks > -math.inf)[:, None] + rows.high * (sinks == -math.inf)[:, None],
     )
 
 
@@ -167,15 +182,15 @@ def _end(values: torch.Tensor, among: torch.Tensor, pick: Callable[..., torch.Te
     return torch.where(among.any(1)[:, None], ends, 0.0)
 
 
-def tells_apart(expected: Rows, given: Precision) -> bool:
+def tells_apart(expected: Rows) -> bool:
     """Whether scores are so small that float32 tells their weights apart: `judge` is for such, `judge_extreme` for
     others."""
-    return not len(expected.products) or float(_drift(expected, given).max()) < 1
+    return not len(expected.lost) or float(_drift(expected).max()) < 1
 
 
-def _drift(expected: Rows, given: Precision) -> torch.Tensor:
+def _drift(expected: Rows) -> torch.Tensor:
     """[rows, 1]: by how much the exponent of a weight may be off."""
-    lost = given.score * expected.products + 2.0**-23 * expected.largest + _LOGARITHM * expected.exponents
+    lost = expected.lost + 2.0**-23 * expected.largest + _LOGARITHM * expected.exponents
     return 2 * lost[:, None]
 
 
@@ -189,7 +204,7 @@ def judge(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, factor: f
     size = abs(factor)
     exact = expected.out * factor
     error = (got - exact).abs()
-    drift = _drift(expected, given)
+    drift = _drift(expected)
     finfo = torch.finfo(given.out)
     last = finfo.eps / 2 * exact.abs() + finfo.smallest_normal * finfo.eps
     lost = (given.probability + drift) * expected.mass
@@ -205,7 +220,7 @@ def judge(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, factor: f
     _within(error.norm(), total, got.norm(), exact.norm(), "whole output")
     if lse is not None:
         off = (lse.double() - expected.lse)[~empty].abs()
-        bound = 1e-5 + 2e-6 * expected.lse[~empty].abs() + given.score * expected.products[~empty]
+        bound = 1e-5 + 2e-6 * expected.lse[~empty].abs() + expected.lost[~empty]
         bound += _LOGARITHM * expected.exponents[~empty]
         _within(off, bound, lse[~empty], expected.lse[~empty], "LSE")
 
@@ -215,7 +230,6 @@ def judge_extreme(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, f
     lies between the values of keys that may have the largest score, and the LSE is within 1e-6 of the largest score, or
     of the sink where it is all there is, and what the score loses."""
     empty, got = _without_keys(expected, out, lse, factor)
-    assert expected.low is not None and expected.high is not None
     ends = torch.stack([expected.low * factor, expected.high * factor])
     finfo = torch.finfo(given.out)
     slack = 2 * given.probability * ends.abs().amax(0) + finfo.eps * ends.abs().amax(0) + finfo.smallest_normal
@@ -229,7 +243,7 @@ def judge_extreme(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, f
     if lse is not None:
         off = (lse.double() - expected.lse)[~empty].abs()
         size = expected.largest.maximum(expected.lse.abs())[~empty]
-        bound = 1e-5 + 1e-6 * size + given.score * expected.products[~empty]
+        bound = 1e-5 + 1e-6 * size + expected.lost[~empty]
         bound += _LOGARITHM * expected.exponents[~empty]
         _within(off, bound, lse[~empty], expected.lse[~empty], "LSE")
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from .reference_attention import Rows, attend
+from .reference_attention import Cores, Rows, attend
 
 
 class Span(NamedTuple):
@@ -57,7 +57,7 @@ def sequences(
     spans: Sequence[tuple[Span, Span]],
     causal: bool,
     scale: float,
-    score_error: float | None,
+    cores: Cores | None,
     mask: torch.Tensor | None = None,
 ) -> list[tuple[Span, int, Rows]]:
     """The rows of each sequence and query head. spans: of each sequence's queries and keys. mask: as `seen_keys` has
@@ -69,5 +69,5 @@ def sequences(
         for head in range(query.shape[1] if len(queries) else 0):
             q = query[queries.first : queries.end, head]
             k, v = (tensor[keys.first : keys.end, head // group] for tensor in (key, value))
-            found.append((queries, head, attend(q, k, v, seen, scale, score_error)))
+            found.append((queries, head, attend(q, k, v, seen, scale, cores)))
     return found

@@ -94,6 +94,10 @@ FOUND: dict[str, Case] = {
         dtype="fp16", q_len=2, sinks=(-1e30,), lse_includes_sink=True, extreme=True
     ),
     "decode: a large scale": DecodeCase(dtype="fp16", softmax_scale=2.0**10, magnitude=2.0**3, extreme=True),
+    "decode: scores of one sign, of which 8-bit tensor cores cut off much": DecodeCase(
+        dtype="e4m3", heads=16, width=5, softmax_scale=1.0, values="opposed", magnitude=0.25, processors=2,
+        extreme=True, schedule=Schedule(sums=True),
+    ),
     "decode: a first key that its scale of 0 hides, before others of 4 and more": DecodeCase(
         dtype="e4m3", rows="snapmla", scaling=Scaling(exponent=30, special=((0, 0, 0.0),)), seq_lens=(70,), width=2
     ),
@@ -118,6 +122,10 @@ FOUND: dict[str, Case] = {
     "decode of chosen keys: rows with a scale each, one of which is NaN": ChosenCase(
         dtype="e4m3", rows="snapmla", scaling=Scaling(special=((1, 3, math.nan),)), shape=(3,), heads=8, top_k=70,
         pages=20,
+    ),
+    "sparse prefill: pages of one key, whose three tensors were taken for rows": ChosenCase(
+        dtype="e4m3", rows="snapmla", shape=(1,), pages=1, page=1, top_k=0, prefill=True, lse=False,
+        softmax_scale=0.041666666666666664, processors=2,
     ),
     "decode by faces: a plan of equal query lengths in the place of another": FaceCase(
         DecodeCase(seq_lens=(0, 193), q_len=64, page=16, width=13, ends_q=(0, 64, 128), tokens=128), "wrapper",
