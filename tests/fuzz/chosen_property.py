@@ -67,7 +67,7 @@ def drawn(case: ChosenCase, arch: str) -> Inputs:
 
 
 def _rounds_keys(case: ChosenCase, arch: str) -> bool:
-    """As `rounds_keys` of a decode."""
+    """Whether 656-byte rows are rounded to bf16 before they are multiplied."""
     return case.batch_invariant or rounds(arch, case.heads)
 
 

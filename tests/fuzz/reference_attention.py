@@ -137,7 +137,7 @@ def attend(
         if cores.narrow:
             exact = made
         else:
-            lost += (made - exact).abs()
+            lost = lost.maximum((made - exact).abs())
     scores = (exact * scale).masked_fill(~seen, -math.inf)
     lost = (lost * scale).masked_fill(~seen, 0).amax(-1)
     top = scores.amax(-1)
