@@ -112,7 +112,7 @@ def _variant(directory: Path) -> PrefillTraced:
     tile_kv = int(stated[1]) if stated else None
     changed = variant_of(directory)
     compiled = lambda variant: _compiled(directory, variant.symbol())  # noqa: E731
-    return PrefillTraced(changed, Shape(*VARIANT_SHAPE), Arch.SM90A.sms, compiled, tile_kv)
+    return PrefillTraced(changed, Shape(*VARIANT_SHAPE), Arch.SM90A.sms, compiled, tile_kv=tile_kv)
 
 
 def _value(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Costs of executed PTX instructions on a machine: pipe and clocks, latency, use of shared units.
 
-Where the machine code that a warp ran is known (placement.py), only effects and waits are taken from here. Elsewhere
-PTX stands for what ptxas makes of it, by the rules in RULES; emulator/docs/timing-model.md says how good that is.
+PTX stands for what ptxas makes of it, by the rules in RULES; emulator/docs/timing-model.md says how good that is. What
+operations do to others costs the same in machine code (executed.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from typing import Any
 
 from ..run.ptx.encoding import COMPLEX_OPS, SPACES, Encoded
 from ..run.ptx.lower import lower
@@ -28,7 +27,7 @@ KINDS_OF_REPLAY = (
 """Kinds of instructions, in the order of core/replay.h."""
 PIPES = "none fma alu mufu convert move tensor_memory warp_product".split()
 RULES = {
-    "code": "machine code: ptxas's order, stall counts and scoreboards",
+    "code": "machine code, as it was executed: ptxas's order, stall counts and scoreboards",
     "rate": "the machine table has a rate of its own",
     "moved": "a move, packing or parameter load: ptxas renames",
     "fused": "a product that one sum alone uses, one of two maxima, or a jump over one instruction",
@@ -60,15 +59,15 @@ class Cost:
 
 
 class Text:
-    """What an entry's text says on any machine: encoded instructions, those that others do the work of, and the
-    registers that each reads and writes, as numbers."""
+    """What an entry's text says on any machine: encoded instructions, those that others do the work of, the registers
+    that each reads and writes, as numbers, and those that ask once whether a phase is complete."""
 
     def __init__(self, entry: Entry, arch: str):
         self.entry = entry
         self.encoded = [lower(entry, instruction) for instruction in entry.instructions]
         self.fused = _fused(entry, self.encoded, arch)
         self.operands = _operands(self.encoded)
-        self.placer: Any = None  # a placement.Placer, where the machine code is known
+        self.tests = {n for n, one in enumerate(entry.instructions) if one.opcode.startswith("mbarrier.test_wait")}
 
 
 def costs_of(text: Text, machine: Machine) -> list[Cost]:
@@ -93,12 +92,35 @@ def _operands(encoded: list[Encoded]) -> list[tuple[list[int], list[int]]]:
     return found
 
 
-def product_clocks(item: Encoded, descriptor: int, ctas: int) -> int:
-    """Return the clocks of a tcgen05.mma on each SM that takes part. Raises UnknownRate."""
-    if item.flags & 15 not in (KINDS["kind::f16"], KINDS["kind::f8f6f4"]):
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One of the interpreter's operations, from PTX or from machine code.
+
+    name: one of encoding.COMPLEX_OPS; "" for one that each lane does by itself.
+    flags, extra, imm: as the interpreter has them. items: how many operands it lists. described: its first factor is in
+        shared memory, where it has factors.
+    """
+
+    name: str
+    flags: int
+    extra: int
+    imm: int
+    items: int
+    described: bool
+
+
+def operation(op: int, flags: int, extra: int, imm: int, items: int, described: bool) -> Operation:
+    """Return an operation by its number."""
+    named = simple_count() <= op < simple_count() + len(COMPLEX_OPS)
+    return Operation(COMPLEX_OPS[op - simple_count()] if named else "", flags, extra, imm, items, described)
+
+
+def product_clocks(flags: int, descriptor: int, ctas: int) -> int:
+    """Return the clocks of a tcgen05.mma with these flags on each SM that takes part. Raises UnknownRate."""
+    if flags & 15 not in (KINDS["kind::f16"], KINDS["kind::f8f6f4"]):
         raise UnknownRate("no rate is known for a tcgen05.mma of this kind")
     rows, columns = (descriptor >> 24 & 31) * 16, (descriptor >> 17 & 63) * 8
-    in_tensor_memory, ws = item.flags >> 4 & 1, bool(item.flags >> 5 & 1)
+    in_tensor_memory, ws = flags >> 4 & 1, bool(flags >> 5 & 1)
     return round(blackwell_mma(rows, columns, ctas == 2, not in_tensor_memory, ws))
 
 
@@ -148,11 +170,11 @@ def _alternate(entry: Entry, encoded: list[Encoded], found: set[int], reader: di
 
 def _cost(instruction: Instruction, item: Encoded, m: Machine) -> Cost:
     opcode, kind = instruction.opcode, class_of(instruction.opcode)
-    name = COMPLEX_OPS[item.op - simple_count()] if item.op >= simple_count() else ""
+    found = operation(item.op, item.flags, item.extra, item.imm, len(item.items), item.a is not None)
+    name = found.name
     if name == "nop":
         return Cost("moved", "free")
-    anchor = _anchor(instruction, item, name, m)
-    if anchor is not None:
+    if (anchor := effect(found, m)) is not None:
         return anchor
     if kind == "move":
         return Cost("moved", "free")
@@ -197,54 +219,52 @@ def _cost(instruction: Instruction, item: Encoded, m: Machine) -> Cost:
     raise UnknownRate(f"the timing model has no cost for {opcode} at line {instruction.line}")
 
 
-def _anchor(instruction: Instruction, item: Encoded, name: str, m: Machine) -> Cost | None:
-    opcode = instruction.opcode
-    plain = {
-        "mbarrier_init": "init", "mbarrier_arrive": "arrive", "mbarrier_expect": "arrive", "mbarrier_try": "wait",
-        "barrier_sync": "named_sync", "barrier_arrive": "named_arrive", "cluster_arrive": "cluster_arrive",
-        "cluster_wait": "cluster_wait", "bulk_load_tensor": "load", "bulk_store_tensor": "store",
-        "bulk_commit": "store_commit", "wgmma_commit": "wgmma_commit", "tmem_wait_load": "tensor_wait_load",
-        "tmem_wait_store": "tensor_wait_store", "tmem_mma": "product", "tmem_commit": "commit",
-        "cp_async_commit": "copy_commit", "cp_async_arrive": "copy_arrive",
-    }  # fmt: skip
+EFFECTS = {
+    "mbarrier_init": "init", "mbarrier_arrive": "arrive", "mbarrier_expect": "arrive", "mbarrier_try": "wait",
+    "barrier_sync": "named_sync", "barrier_arrive": "named_arrive", "cluster_arrive": "cluster_arrive",
+    "cluster_wait": "cluster_wait", "bulk_load_tensor": "load", "bulk_store_tensor": "store", "bulk_copy": "load",
+    "bulk_commit": "store_commit", "bulk_wait": "store_wait", "wgmma": "wgmma", "wgmma_commit": "wgmma_commit",
+    "wgmma_wait": "wgmma_wait", "tmem_load": "tensor_load", "tmem_store": "tensor_store",
+    "tmem_wait_load": "tensor_wait_load", "tmem_wait_store": "tensor_wait_store", "tmem_mma": "product",
+    "tmem_commit": "commit", "cp_async": "copy", "cp_async_commit": "copy_commit", "cp_async_wait": "copy_wait",
+    "cp_async_arrive": "copy_arrive",
+}  # fmt: skip
+"""Operation that acts on others, or waits for them -> its kind."""
+
+
+def effect(one: Operation, m: Machine) -> Cost | None:
+    """Return the cost of an operation that acts on others, waits for them or stops its warp; None for others."""
     stalls = {
         "proxy_fence": m.proxy_fence.clocks,
         "memory_fence": m.memory_fence.clocks,
         "wgmma_fence": 1,
         "set_registers": m.set_registers.clocks,
         "tmem_alloc": m.tensor_alloc.clocks,
+        "tmem_find": m.tensor_alloc.clocks,
         "tmem_dealloc": 1,
         "tensor_fence": 1,
         "grid_wait": 1,
     }
-    if name in plain:
-        return Cost("anchor", plain[name])
-    if name in stalls:
-        return Cost("anchor", "stall", value=stalls[name])
-    if name == "cp_async":  # value: clocks until the first byte
+    if one.name in stalls:
+        return Cost("anchor", "stall", value=stalls[one.name])
+    kind = EFFECTS.get(one.name)
+    if kind is None:
+        return None
+    if kind == "copy":  # value: clocks until the first byte
         latency = m.load_latency_hbm.clocks
-        port = 32 * item.extra // 128
-        return Cost("anchor", "copy", "move", occupancy=m.shuffle.clocks, port=port, value=latency)
-    if name == "bulk_copy":
-        return Cost("anchor", "store" if ".global.shared" in opcode else "load")
-    if name in ("bulk_wait", "cp_async_wait", "wgmma_wait"):
-        kind = {"bulk_wait": "store_wait", "cp_async_wait": "copy_wait", "wgmma_wait": "wgmma_wait"}[name]
-        return Cost("anchor", kind, value=item.imm)
-    if name == "wgmma":
-        from_registers = item.a is None
-        operands = 32 * (item.extra + (0 if from_registers else 64)) / 128
-        clocks = max(hopper_mma(item.extra), operands)
-        return Cost("anchor", "wgmma", value=round(clocks), operands=round(operands), registers=int(from_registers))
-    if name in ("tmem_load", "tmem_store"):
-        load = name == "tmem_load"
+        return Cost("anchor", kind, "move", occupancy=m.shuffle.clocks, port=32 * one.extra // 128, value=latency)
+    if one.name == "bulk_copy" and one.flags & 15 == SPACES["global"]:
+        return Cost("anchor", "store")
+    if kind in ("store_wait", "copy_wait", "wgmma_wait"):
+        return Cost("anchor", kind, value=one.imm)
+    if kind == "wgmma":
+        operands = 32 * (one.extra + 64 * one.described) / 128
+        clocks = max(hopper_mma(one.extra), operands)
+        return Cost("anchor", kind, value=round(clocks), operands=round(operands), registers=int(not one.described))
+    if kind in ("tensor_load", "tensor_store"):
+        load = kind == "tensor_load"
         rate = m.tensor_load_rate if load else m.tensor_store_rate
-        clocks = max(1, round(len(item.items) * 128 / rate.value))
+        clocks = max(1, round(one.items * 128 / rate.value))
         latency = (m.tensor_load_latency if load else m.tensor_store_latency).clocks
-        return Cost(
-            "anchor",
-            "tensor_load" if load else "tensor_store",
-            "tensor_memory",
-            occupancy=clocks,
-            latency=clocks + latency,
-        )
-    return None
+        return Cost("anchor", kind, "tensor_memory", occupancy=clocks, latency=clocks + latency)
+    return Cost("anchor", kind)

@@ -1,129 +1,65 @@
-"""What the timing model takes from the machine code of a kernel: what each instruction does, and what ptxas wrote into
-it for the scheduler."""
+"""What an instruction of machine code costs on a machine but for what it does to others: its pipe, its latency, and its
+share of shared memory's clocks.
+
+What ptxas wrote into it for the scheduler is in run/sass/model.Control.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
+from ..run.sass.model import Instruction
+from .costs import Cost
+from .machines import Machine
 
-from tsmla_emulator.run.sass.decode import control, decoder_for
-from tsmla_emulator.run.sass.image import Kernel, kernels
-from tsmla_emulator.run.sass.model import ALWAYS, BYTES, Instruction, MachineCodeError, Predicate, Target
-
-WAIT, TEST, ARRIVE, POLL = "wait", "test", "arrive", "poll"
 _OPCODES = {
-    "alu": "CS2R ELECT FSETP IABS IADD3 ISETP LEA LOP3 MOV P2R PLOP3 PRMT SEL SHF VIADD VIADDMNMX VIMNMX VIMNMX3 VOTE",
-    "select": "FSEL",
-    "maximum": "FMNMX FMNMX3",
-    "fma": "FADD FFMA FMUL",
+    "alu": "CS2R ELECT FMNMX FMNMX3 FSEL FSETP IABS IADD3 ISETP LEA LOP3 MOV P2R PLOP3 PRMT SEL SHF VIADD VIADDMNMX "
+    "VIMNMX VIMNMX3 VOTE",
+    "fma": "FADD FFMA FMUL HADD2 HFMA2 IMAD",
     "fma2": "FADD2 FFMA2 FMUL2",
-    "integer": "HADD2 HFMA2 IMAD",
     "convert": "F2FP",
     "special": "F2I I2F MUFU POPC",
-    "ldmatrix": "LDSM",
-    "stmatrix": "STSM",
-    "load_shared": "ATOMS LDS",
-    "store_shared": "STS",
+    "load_shared": "ATOMS LDS LDSM",
+    "store_shared": "STS STSM",
     "shuffle": "CREDUX REDUX SHFL",
     "load_global": "LDG",
     "store_global": "STG",
     "constant": "LDC LDCU S2R S2UR",
-    "wgmma": "HGMMA QGMMA",
     "warp_product": "HMMA",
-    "product": "UTCHMMA UTCQMMA",
-    "commit": "UTCBAR",
-    "tensor_store": "STTM",
-    "tensor_load": "LDTM",
-    "named": "BAR",
-    "cluster": "UCGABAR_ARV UCGABAR_WAIT",
-    "registers": "USETMAXREG",
-    "load": "UTMALDG",
-    "store": "UTMASTG",
-    "copy": "LDGSTS",
-    "fence": "FENCE MEMBAR WARPGROUP",
-    "branch": "BRA",
-    "exit": "EXIT RET",
-    "sleep": "NANOSLEEP",
 }
-_NAMES = {opcode: name for name, opcodes in _OPCODES.items() for opcode in opcodes.split()}
-"""Opcode -> its name here. Others take an issue slot and the clocks that they say: uniform instructions, NOP, BSSY, and
-what the decoder does not know."""
+_KINDS = {opcode: kind for kind, opcodes in _OPCODES.items() for opcode in opcodes.split()}
+"""Opcode -> its kind here. Others take an issue slot and the clocks that they say: uniform instructions, branches, NOP,
+BSSY."""
 _WORDS = {"64": 2, "128": 4, "2": 2, "4": 4}
 """Modifier of an access to shared memory -> how many units of 128 bytes a warp moves."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Coded:
-    """One instruction of machine code.
-
-    guarded: it may do nothing.
-    target: position that a branch goes to.
-    size: for shared memory, in units of 128 bytes; for a special function, 2 if it is EX2.
-    Scoreboards are numbers from 0, or None.
-    """
-
-    name: str
-    guarded: bool
-    target: int | None
-    stall: int
-    awaits: int
-    result: int | None
-    operands: int | None
-    size: int
-
-
-def instructions(library: Path, entry: str) -> list[Coded]:
-    """Return the instructions of a kernel in a library or object; none when the library does not hold it."""
-    for kernel in kernels(library):
-        if kernel.entry == entry:
-            code = [_read(kernel, at) for at in range(0, len(kernel.code), BYTES)]
-            return [coded(code, position) for position in range(len(code))]
-    return []
-
-
-def _read(kernel: Kernel, at: int) -> Instruction:
-    """Return an instruction; one that the decoder does not know, in a kernel of another project, without a name."""
-    word = int.from_bytes(kernel.code[at : at + BYTES], "little")
-    try:
-        return decoder_for(kernel.architecture).instruction(word, at)
-    except MachineCodeError:
-        return Instruction(at, Predicate(word >> 12 & 7), "", (), (), control(word))
-
-
-def coded(code: Sequence[Instruction], position: int) -> Coded:
-    """Return what one of a kernel's instructions is to the timing model."""
-    found = code[position]
-    name, modifiers = _NAMES.get(found.opcode, "other"), found.modifiers
-    guarded, target, size = found.guard.number != ALWAYS, None, 0
-    if found.opcode == "SYNCS":
-        name = _barrier(code, position)
-    elif modifiers == ("VIEW", "ASYNC", "T"):
-        name = "tensor_fence"
-    elif found.opcode == "WARPGROUP" and "DEPBAR" in modifiers:
-        name = "wgmma_wait"
-    elif modifiers in (("DIV",), ("CONV",)):  # of warps whose lanes went apart
-        name = "other"
-    elif name == "branch":
-        *conditions, place = found.operands
-        assert isinstance(place, Target)
-        target = place.address // BYTES
-        guarded = guarded or "U" in modifiers or any(isinstance(one, Predicate) for one in conditions)
-    elif name in ("ldmatrix", "stmatrix", "load_shared", "store_shared"):
-        size = _WORDS.get(modifiers[-1], 1) if modifiers else 1
-    elif name == "special":
-        size = 2 if modifiers == ("EX2",) else 0
-    said = found.control
-    return Coded(name, guarded, target, said.stall, said.awaits, said.result, said.operands, size)
-
-
-def _barrier(code: Sequence[Instruction], position: int) -> str:
-    """Return what is done to an mbarrier; a test behind a pause is one of a loop that polls."""
-    modifiers = code[position].modifiers
-    if "EXCH" in modifiers:
-        return "init"
-    if "TRYWAIT" in modifiers:
-        return WAIT
-    if any(one.opcode == "NANOSLEEP" for one in code[max(0, position - 2) : position]):
-        return POLL
-    return TEST if "PHASECHK" in modifiers else ARRIVE
+def plain(instruction: Instruction, m: Machine) -> Cost:
+    """Return the cost of an instruction by its pipe and its result alone."""
+    kind, modifiers = _KINDS.get(instruction.opcode, ""), instruction.modifiers
+    match kind:
+        case "fma" | "fma2":
+            return Cost("code", pipe="fma", occupancy=m.fma.clocks * (2 if kind == "fma2" else 1))
+        case "alu":
+            return Cost("code", pipe="alu", occupancy=m.alu.clocks)
+        case "convert":
+            return Cost("code", pipe=m.convert_pipe, occupancy=m.convert.clocks)
+        case "special":
+            clocks = m.exponential.clocks if modifiers == ("EX2",) else m.special.clocks
+            return Cost("code", pipe="mufu", occupancy=clocks, latency=m.special_latency.clocks)
+        case "warp_product":
+            clocks, latency = m.warp_product.clocks, m.warp_product_latency.clocks
+            return Cost("code", pipe="warp_product", occupancy=clocks, latency=latency)
+        case "shuffle":
+            return Cost("code", pipe="move", occupancy=m.shuffle.clocks, latency=m.shuffle_latency.clocks, port=1)
+        case "load_shared" | "store_shared":
+            load = kind == "load_shared"
+            words = _WORDS.get(modifiers[-1], 1) if modifiers else 1
+            latency = m.shared_latency.clocks if load else 0
+            return Cost("code", pipe="move", occupancy=1, latency=latency, port=words, loads=int(load))
+        case "load_global" | "store_global":
+            latency = m.load_latency.clocks if kind == "load_global" else 0
+            return Cost("code", pipe="move", occupancy=m.shuffle.clocks, latency=latency)
+        case "constant":
+            return Cost("code", latency=m.constant_latency.clocks)
+    if modifiers == ("VIEW", "ASYNC", "S"):  # a fence, which frees a scoreboard when it is done
+        return Cost("code", latency=m.proxy_fence.clocks)
+    return Cost("code")

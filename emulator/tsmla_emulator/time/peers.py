@@ -11,17 +11,17 @@ import concurrent.futures
 import copy
 import dataclasses
 import multiprocessing
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from ..prove.controls import flash_attn_4, tokenspeed_mla
 from ..prove.controls.control import Peer
 from ..run import machine as interpreter
 from ..run.emulate import emulated
 from ..run.machine import Launch, Options, Trace
+from ..run.sass.program import MachineProgram
 from .costs import Text
+from .executed import Code, costs_on
 from .machines import Machine
-from .placement import text_of
 from .problem import TILES_TRACED, Modelled, Shape, combine_clocks, schedule, starting_clocks
 from .replay import Memory, Prepared, Replayed, replay
 
@@ -35,13 +35,13 @@ PARTIAL_ROW_BYTES = 4 * (512 + 1)
 class Seen:
     """What a call launched, and what the warps of the first cluster of each launch executed.
 
-    library: the file with its machine code.
+    programs: the machine code that ran, by entry; none where PTX did.
     """
 
     ptx: str
     launches: tuple[Launch, ...]
     traces: tuple[Trace, ...]
-    library: Path | None = None
+    programs: Mapping[str, MachineProgram] = dataclasses.field(default_factory=dict)
 
 
 def peers() -> dict[str, Peer]:
@@ -49,7 +49,7 @@ def peers() -> dict[str, Peer]:
     return {peer.name: peer for source in (flash_attn_4, tokenspeed_mla) for peer in source.peers()}
 
 
-def seen(peer: Peer, processors: int, shapes: Sequence[Shape]) -> list[Seen]:
+def seen(peer: Peer, processors: int, shapes: Sequence[Shape], machine_code: bool = False) -> list[Seen]:
     """Emulate the peer's call at each shape on a GPU of so many SMs, in a process of its own.
 
     Packages and the compiler remember for which GPU they worked. Raises ValueError where a package is missing or of
@@ -61,53 +61,52 @@ def seen(peer: Peer, processors: int, shapes: Sequence[Shape]) -> list[Seen]:
         raise ValueError("; ".join(missing))
     fresh = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=fresh) as pool:
-        return pool.submit(_seen, peer, processors, shapes).result()
+        return pool.submit(_seen, peer, processors, shapes, machine_code).result()
 
 
-def _seen(peer: Peer, processors: int, shapes: Sequence[Shape]) -> list[Seen]:
-    options = Options(trace=(0,), only_traced=True)
+def _seen(peer: Peer, processors: int, shapes: Sequence[Shape], machine_code: bool) -> list[Seen]:
+    options = Options(trace=(0,), only_traced=True, machine_code=machine_code)
     found = []
     with emulated(peer.arch, options, adopt_compiles=True, processors=processors) as gpu:
         for shape in shapes:
             peer.call(shape.sequences, shape.queries, shape.keys, shape.heads)
             call = gpu.calls[-1]
-            found.append(Seen(call.module.text, call.launches, tuple(call.report.traces), call.library))
+            programs = {n: one for n, one in call.module.programs.items() if isinstance(one, MachineProgram)}
+            found.append(Seen(call.module.text, call.launches, tuple(call.report.traces), programs))
     return found
 
 
-def traced(name: str, shape: Shape, machine: Machine) -> PeerPrefill | PeerDecode:
+def traced(name: str, shape: Shape, machine: Machine, machine_code: bool = False) -> PeerPrefill | PeerDecode:
     """Emulate a peer's kernel at a shape. Raises KeyError for a name that nobody has, and what `seen` raises."""
     peer = peers()[name]
     if peer.family == "prefill":
-        return PeerPrefill(peer, shape, seen_prefill(peer))
-    return PeerDecode(peer, shape, *seen(peer, machine.processors, [shape]))
+        return PeerPrefill(peer, shape, seen_prefill(peer, machine_code))
+    return PeerDecode(peer, shape, *seen(peer, machine.processors, [shape], machine_code))
 
 
-def seen_prefill(peer: Peer) -> list[Seen]:
+def seen_prefill(peer: Peer, machine_code: bool = False) -> list[Seen]:
     """Return the calls from which a peer's prefill is modelled at any shape."""
     few, many = TILES_TRACED
     shapes = [Shape(1, peer.rows, few * TILE_KV, 1), Shape(1, peer.rows, many * TILE_KV, 1)]
     if peer.persistent:
         shapes.append(Shape(1, peer.rows, few * TILE_KV, 2))
-    return seen(peer, 2, shapes)
+    return seen(peer, 2, shapes, machine_code)
 
 
 class _Replays:
-    """Traces of a peer's calls, for any machine. machine_code: as `problem.Traced` has it."""
-
-    machine_code = False
+    """Traces of a peer's calls, for any machine."""
 
     def __init__(self, peer: Peer, shape: Shape):
         self.peer, self.shape = peer, shape
-        self._texts: dict[tuple[str, str], Text] = {}
+        self._read: dict[tuple[str, str], Text | Code] = {}
 
     def prepared(self, call: Seen, launch: int, machine: Machine) -> Prepared:
         name = call.launches[launch].entry
-        if (call.ptx, name) not in self._texts:
-            module = interpreter.parse(call.ptx)
-            library = call.library if self.machine_code else None
-            self._texts[call.ptx, name] = text_of(module.entries[name], self.peer.arch, library)
-        return Prepared(self._texts[call.ptx, name], machine)
+        if (call.ptx, name) not in self._read:
+            program = call.programs.get(name)
+            entries = {} if program else interpreter.parse(call.ptx).entries
+            self._read[call.ptx, name] = Code(program) if program else Text(entries[name], self.peer.arch)
+        return costs_on(machine, self._read[call.ptx, name])
 
     def replayed(self, call: Seen, launch: int, machine: Machine, memory: Memory) -> Replayed:
         """Replay the first cluster of one of the call's launches."""

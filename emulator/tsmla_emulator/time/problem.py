@@ -20,9 +20,10 @@ from ..dealt import deal_out
 from ..prove import check
 from ..run.emulate import Call, emulated
 from ..run.machine import Launch, Options, Trace
+from ..run.sass.program import MachineProgram
 from .costs import Text
+from .executed import Code, costs_on
 from .machines import Machine
-from .placement import text_of
 from .prefill_grid import SINGLE_TILES, ctas_of, keys_of_tile, kv_tiles, query_tiles_of, rows_of_tile
 from .replay import Memory, Prepared, Replayed, replay
 
@@ -88,29 +89,37 @@ class Modelled:
 class Traced:
     """Kernel runs of a variant at one shape, emulated once and modelled on any machine of the architecture.
 
-    machine_code: whether costs are those of the machine code, where it is found, or all from PTX by the rules of
-    costs.py; to be chosen before the first `model`.
+    machine_code: whether machine code runs, with its own order, or PTX, with costs by the rules of costs.py. None takes
+    machine code where that was compared with a GPU: on Hopper.
     """
 
-    def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None):
+    def __init__(
+        self, variant: Any, shape: Shape, processors: int, compiled: Any = None, machine_code: bool | None = None
+    ):
         self.variant, self.shape, self.processors = variant, shape, processors
         self.arch = variant.arch.value
-        self.machine_code = self.arch == "sm_90a"
+        self.machine_code = self.arch == "sm_90a" if machine_code is None else machine_code
         self._compiled = compiled
-        self._texts: dict[int, Text] = {}
+        self._read: dict[int, Text | Code] = {}
+
+    def read(self, call: Call, launch: int) -> Text | Code:
+        """Return what ran in one of the call's launches, as the model reads it on any machine."""
+        entry = call.module.entries[call.launches[launch].entry]
+        if id(entry) not in self._read:
+            program = call.module.programs.get(entry.name)
+            self._read[id(entry)] = Code(program) if isinstance(program, MachineProgram) else Text(entry, self.arch)
+        return self._read[id(entry)]
 
     def prepared(self, call: Call, launch: int, machine: Machine) -> Prepared:
         """Return the costs of one of the call's launches."""
-        entry = call.module.entries[call.launches[launch].entry]
-        if id(entry) not in self._texts:
-            self._texts[id(entry)] = text_of(entry, self.arch, call.library if self.machine_code else None)
-        return Prepared(self._texts[id(entry)], machine)
+        return costs_on(machine, self.read(call, launch))
 
     def run(
         self, operator: Any, clusters: Iterable[int], processors: int | None = None, tests_fail: bool = False
     ) -> Call:
         """Emulate chosen clusters of what `operator()` launches, on a GPU of the problem's SMs or of so many."""
-        options = Options(trace=tuple(clusters), only_traced=True, tests_fail=tests_fail)
+        chosen = tuple(clusters)
+        options = Options(trace=chosen, only_traced=True, tests_fail=tests_fail, machine_code=self.machine_code)
         sms = processors or self.processors
         with emulated(self.arch, options, compiled=self._compiled, processors=sms) as gpu:
             operator()
@@ -121,8 +130,16 @@ class PrefillTraced(Traced):
     """A prefill: one CTA at two numbers of KV tiles (when causal, the one that ends at the last key), and one with
     several query tiles where the kernel has such."""
 
-    def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None, tile_kv: int | None = None):
-        super().__init__(variant, shape, processors, compiled)
+    def __init__(
+        self,
+        variant: Any,
+        shape: Shape,
+        processors: int,
+        compiled: Any = None,
+        machine_code: bool | None = None,
+        tile_kv: int | None = None,
+    ):
+        super().__init__(variant, shape, processors, compiled, machine_code)
         self.rows = rows_of_tile(variant)
         self.tile_kv = tile_kv or keys_of_tile(variant)
         self.calls = [
@@ -184,8 +201,10 @@ class DecodeTraced(Traced):
     """A decode: the CTAs that work longest, and one of the combine kernel. Query tokens that choose their keys are
     requests of one token, as the operator takes them."""
 
-    def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None):
-        super().__init__(variant, shape, processors, compiled)
+    def __init__(
+        self, variant: Any, shape: Shape, processors: int, compiled: Any = None, machine_code: bool | None = None
+    ):
+        super().__init__(variant, shape, processors, compiled, machine_code)
         self.requests, self.q_len = shape.sequences, shape.queries
         if variant.gathers:
             self.requests, self.q_len = shape.sequences * shape.queries, 1
@@ -202,8 +221,7 @@ class DecodeTraced(Traced):
         if self.chosen != [0]:
             self.call = self.run(lambda: call(variant, shape), self.chosen)
         self.failing: list[Trace] = []
-        attention = self.call.module.entries[self.call.launches[0].entry]
-        if any(instruction.opcode.startswith("mbarrier.test_wait") for instruction in attention.instructions):
+        if self.read(self.call, 0).tests:
             other = self.run(lambda: call(variant, shape), self.chosen, tests_fail=True)
             self.failing = other.report.traces
 
@@ -359,31 +377,20 @@ def traced(symbol: str, shape: Shape, machine: Machine, compiled: Any = None, ma
     """Emulate a variant's kernel, or a peer's, at a shape. Its `model(machine)` gives a `Modelled`.
 
     compiled: as `emulated` takes it.
-    machine_code: see `Traced`. None takes machine code where that was compared with a GPU: for tsmla's kernels on
-        Hopper.
+    machine_code: see `Traced`; a peer's kernels run as PTX unless it is true.
 
     Raises ValueError for a symbol that nobody has, and where a peer's package is not there.
     """
-    found = _traced(symbol, shape, machine, compiled)
-    if machine_code is not None:
-        found.machine_code = machine_code
-    return found
-
-
-def _traced(symbol: str, shape: Shape, machine: Machine, compiled: Any) -> Any:
     from tsmla.identity.variant import DecodeVariant, PrefillVariant
 
     from . import peers
     from .streams import StreamTraced
 
     if symbol in peers.peers():
-        return peers.traced(symbol, shape, machine)
+        return peers.traced(symbol, shape, machine, bool(machine_code))
     variant = check.find(symbol)
-    if isinstance(variant, PrefillVariant):
-        return PrefillTraced(variant, shape, machine.processors, compiled)
-    if isinstance(variant, DecodeVariant):
-        return DecodeTraced(variant, shape, machine.processors, compiled)
-    return StreamTraced(variant, shape, machine.processors, compiled)
+    kinds = {PrefillVariant: PrefillTraced, DecodeVariant: DecodeTraced}
+    return kinds.get(type(variant), StreamTraced)(variant, shape, machine.processors, compiled, machine_code)
 
 
 def _call_prefill(variant: Any, rows: int, keys: int, heads: int = 1) -> None:

@@ -17,13 +17,14 @@ from ..run.ptx.lower import lower
 from .classes import polling_loop
 from .costs import KINDS_OF_REPLAY, PIPES, Cost, Text, costs_of, product_clocks
 from .machines import Machine
-from .placement import NOT_CODE, cost_of
 
 FAILED, IDLE = 1 << 31, 1 << 30
 UNKNOWN = 1 << 31
 """Flag beside the place of a test: no run has shown what the warp would have done if it had found what it asked
 about."""
 STORE, PRODUCT = 4, 6
+END = Cost("other")
+"""What falling off the end costs."""
 BIN, BINS = 32, 1 << 15
 
 
@@ -129,58 +130,40 @@ def _row(cost: Cost, first: int, reads: int, writes: int) -> _Cost:
     )
 
 
+def table_of(costs: Sequence[Cost], operands: Sequence[tuple[list[int], list[int]]]) -> tuple[Any, Any]:
+    """Return costs as the replay reads them, and the numbers of the registers that each reads and writes."""
+    lists: list[int] = []
+    rows = []
+    for cost, (reads, writes) in zip(costs, operands, strict=True):
+        rows.append(_row(cost, len(lists), len(reads), len(writes)))
+        lists += [*reads, *writes]
+    return (_Cost * len(rows))(*rows), (c_int32 * max(1, len(lists)))(*lists)
+
+
 class Prepared:
-    """An entry's costs on a machine, made once for many replays; of machine code too, where `text.placer` knows it."""
+    """An entry's costs on a machine, made once for many replays.
+
+    costs: by the numbers in traces, which are positions in the PTX here.
+    """
 
     def __init__(self, text: Text, machine: Machine):
-        self.entry, self.machine, self.placer = text.entry, machine, text.placer
-        self.costs = costs_of(text, machine)
-        operands = text.operands
+        self.entry, self.machine = text.entry, machine
+        self.costs = [*costs_of(text, machine), END]
+        operands = [*text.operands, ([], [])]
         self.slots = 1 + max((number for pair in operands for numbers in pair for number in numbers), default=0)
-        self._lists: list[int] = []
-        self._rows = []
-        for cost, (reads, writes) in zip(self.costs, operands, strict=True):
-            self._rows.append(_row(cost, len(self._lists), len(reads), len(writes)))
-            self._lists += [*reads, *writes]
-        self._rows.append(_Cost(slots=1))  # falling off the end
-        self.lists = (c_int32 * max(1, len(self._lists)))(*self._lists)
-        opcodes = (instruction.opcode for instruction in self.entry.instructions)
-        self._tests = [n for n, i in enumerate(self.entry.instructions) if i.opcode.startswith("mbarrier.test_wait")]
-        self._mbarriers = [n for n, i in enumerate(self.entry.instructions) if i.opcode.startswith("mbarrier.")]
+        self.table, self.lists = table_of(self.costs, operands)
+        opcodes = [instruction.opcode for instruction in self.entry.instructions]
+        self._tests = [*text.tests]
+        self._mbarriers = [number for number, opcode in enumerate(opcodes) if opcode.startswith("mbarrier.")]
         self._boxes = np.array([*(opcode.startswith("cp.async.bulk.tensor") for opcode in opcodes), False])
         self._products: dict[tuple[int, int, int], int] = {}
-
-    def table(self) -> Any:
-        """Return costs by the numbers in traces: positions in the PTX, then keys of placed traces."""
-        rows = list(self._rows)
-        for position, pc in self.placer.keys if self.placer else ():
-            cost = cost_of((position, pc), self.placer.code, self.costs, self.machine)
-            row = _row(cost, 0, 0, 0)
-            if position == NOT_CODE and pc < len(self.costs):  # PTX, with what it reads and writes
-                ptx = self._rows[pc]
-                row.first, row.reads, row.writes = ptx.first, ptx.reads, ptx.writes
-            rows.append(row)
-        return (_Cost * len(rows))(*rows)
+        """Clocks by number, descriptor and CTAs."""
 
     def position(self, number: int) -> int:
-        """Return the PTX position of a number in a trace; a position of no instruction where it is machine code
-        alone."""
-        first = len(self.entry.instructions) + 1
-        if number < first:
-            return number
-        assert self.placer is not None
-        pc = self.placer.keys[number - first][1]
-        return pc if pc != NOT_CODE else first - 1
+        """Return the position in `entry.instructions` of a number in a cleaned trace."""
+        return number
 
-    def rule(self, number: int) -> str:
-        """Return the rule of RULES that gave a number in a trace its cost."""
-        first = len(self.entry.instructions) + 1
-        if number >= first and self.placer and self.placer.keys[number - first][0] != NOT_CODE:
-            return "code"
-        position = self.position(number)
-        return self.costs[position].rule if position < len(self.costs) else "other"
-
-    def tests(self, code: Any, _notes: Any) -> Any:
+    def tests(self, code: Any) -> Any:
         """Return where in a cleaned trace a warp asks whether a phase is complete, and goes on either way."""
         numbers = [number for number in np.unique(code).tolist() if self.position(number) in self._tests]
         return np.flatnonzero(np.isin(code, numbers)).astype(np.uint32)
@@ -198,45 +181,49 @@ class Prepared:
         return ~np.array(found, bool)
 
     def clean(self, trace: Trace) -> tuple[Any, Any]:
-        """Return a trace's instructions without polling, the notes that go with them, and products with their clocks.
-
-        Lanes that store the same box store it once: the machine's instruction is the warp's.
-        """
-        flagged = trace.instructions
+        """Return the numbers of a trace's instructions without polling, the notes that go with them, and products with
+        their clocks."""
+        flagged, notes = trace.instructions, trace.notes.copy()
         code = flagged & np.uint32(~(FAILED | IDLE) & 0xFFFFFFFF)
         keep = np.ones(len(code), bool)
         asked = np.flatnonzero(np.isin(code, self._mbarriers))
         tests = np.isin(code[asked], self._tests)
         for pair in np.flatnonzero(tests[1:] & tests[:-1]):  # a warp that asks in turns is where it asks last
             keep[asked[pair] : asked[pair + 1]] = False
+        self._leave_out(code, flagged, notes, keep)
+        if len(notes):
+            again = np.zeros(len(notes), bool)
+            again[1:] = (notes[1:] == notes[:-1]).all(axis=1) & (notes[1:, 1] == STORE)
+            notes = notes[~(again & self._boxes[code[notes[:, 0]]])]  # the machine's instruction is the warp's
+            products = notes[:, 1] == PRODUCT
+            of = code[notes[products, 0]]
+            notes[products, 4] = [
+                self._product(int(number), int(row[2]), int(row[3]))
+                for number, row in zip(of, notes[products], strict=True)
+            ]
+            notes[products, 5] = 0
+            notes[:, 0] = (np.cumsum(keep) - 1)[notes[:, 0]]
+            notes = notes[np.argsort(notes[:, 0], kind="stable")]
+        return np.ascontiguousarray(self._numbers(code, flagged)[keep]), np.ascontiguousarray(notes)
+
+    def _leave_out(self, code: Any, flagged: Any, notes: Any, keep: Any) -> None:
+        """Take polling out of `keep`: a try that found the phase open, and its way back."""
         for at in np.flatnonzero(flagged & np.uint32(FAILED)):
             loop = polling_loop(self.entry, int(code[at]))
             if loop and list(code[at : at + len(loop)]) == list(loop):
                 keep[at : at + len(loop)] = False
-        moved = np.cumsum(keep) - 1
-        notes = trace.notes.copy()
-        if len(notes):
-            again = np.zeros(len(notes), bool)
-            again[1:] = (notes[1:] == notes[:-1]).all(axis=1) & (notes[1:, 1] == STORE)
-            notes = notes[~(again & self._boxes[code[notes[:, 0]]])]
-            notes[:, 0] = moved[notes[:, 0]]
-        for row in notes[notes[:, 1] == PRODUCT] if len(notes) else ():
-            position = int(code[keep][row[0]])
-            key = (position, int(row[2]), int(row[3]))
-            if key not in self._products:
-                item = lower(self.entry, self.entry.instructions[position])
-                self._products[key] = product_clocks(item, key[1], key[2])
-        if len(notes):
-            products = notes[:, 1] == PRODUCT
-            positions = code[keep][notes[products, 0]]
-            notes[products, 4] = [
-                self._products[int(p), int(r[2]), int(r[3])] for p, r in zip(positions, notes[products], strict=True)
-            ]
-            notes[products, 5] = 0
-        positions = np.ascontiguousarray(code[keep])
-        if self.placer:
-            return self.placer.place(positions, notes, self.costs)
-        return positions, np.ascontiguousarray(notes)
+
+    def _numbers(self, code: Any, _flagged: Any) -> Any:
+        return code
+
+    def _product(self, number: int, descriptor: int, ctas: int) -> int:
+        key = (number, descriptor, ctas)
+        if key not in self._products:
+            self._products[key] = product_clocks(self._flags(number), descriptor, ctas)
+        return self._products[key]
+
+    def _flags(self, number: int) -> int:
+        return lower(self.entry, self.entry.instructions[number]).flags
 
 
 def _noted(notes: Any, place: int) -> bool:
@@ -269,7 +256,7 @@ def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory, others: 
     for number, trace in enumerate(traces):
         if other := failing.get((trace.rank, trace.warp)):
             ways = [cleaned[number], prepared.clean(other)]
-            places = [prepared.tests(*way) for way in ways]
+            places = [prepared.tests(code) for code, _ in ways]
             if len(places[0]) == len(places[1]):
                 unknown = prepared.unknown(ways, places)
                 tests[number], second[number] = places[0] | (unknown * np.uint32(UNKNOWN)), (*ways[1], places[1])
@@ -282,7 +269,7 @@ def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory, others: 
     call = core().tsmla_emulator_replay
     call.restype = c_uint64
     clocks = call(
-        prepared.table(),
+        prepared.table,
         prepared.lists,
         c_uint32(prepared.slots),
         byref(parameters),
@@ -309,7 +296,7 @@ def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory, others: 
     coverage: collections.Counter[str] = collections.Counter()
     for code, _ in cleaned:
         for position, times in zip(*np.unique(code, return_counts=True), strict=True):
-            coverage[prepared.rule(int(position))] += int(times)
+            coverage[prepared.costs[int(position)].rule] += int(times)
     return Replayed(
         int(clocks), waited, units, np.array(first.tensor_bins), np.array(first.mufu_bins), coverage, int(first.copied)
     )

@@ -31,8 +31,10 @@ class StreamTraced(Traced):
     them. Raises ValueError where warps wait for others.
     """
 
-    def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None):
-        super().__init__(variant, shape, processors, compiled)
+    def __init__(
+        self, variant: Any, shape: Shape, processors: int, compiled: Any = None, machine_code: bool | None = None
+    ):
+        super().__init__(variant, shape, processors, compiled, machine_code)
         if variant.family not in KINDS:
             raise ValueError(f"{variant} has no model: its warps wait for each other")
         kind = KINDS[variant.family]

@@ -9,7 +9,6 @@ from ..run.ptx.calls import place_of
 from .band import outcomes
 from .costs import RULES
 from .machines import Machine
-from .matching import KINDS
 from .problem import Modelled
 from .replay import BIN, Prepared, Waited
 
@@ -143,17 +142,6 @@ def coverage(modelled: Modelled) -> list[str]:
     """Return how many executed warp instructions got their cost by which rule."""
     total = sum(modelled.shown.coverage.values())
     lines = [f"cost of {total:,} warp instructions replayed, polling left out:"]
-    if placer := modelled.prepared.placer:
-        kinds = [
-            f"{kind} {given / asked:.2f}"
-            for kind, asked, given in zip(KINDS, placer.asked, placer.given, strict=True)
-            if asked > 0.002 * placer.asked.sum()
-        ]
-        lines = [
-            f"machine code of {placer.matched:,} of {placer.all:,} stretches between anchors found; of PTX's "
-            f"instructions it has {', '.join(kinds)}",
-            *lines,
-        ]
     for rule, times in modelled.shown.coverage.most_common():
         lines.append(f"  {times / total:5.1%} {rule}: {RULES[rule]}")
     return lines

@@ -90,11 +90,19 @@ def _phase(code: Code, instruction: Instruction, rest: list[str]) -> None:
     code.emit(number_of("shr.u32"), d=code.scratch(), a=code.source(parity), b=code.constant(31))
     code.emit(
         "mbarrier_try", d=code.result(done), a=base, imm=offset, b=code.scratch(), flags=SPACES["shared"],
-        extra=_LOOKS if rest else 0,
+        extra=_LOOKS if rest else _ASKS_ONCE if asks_once(instruction) else 0,
     )  # fmt: skip
 
 
-_LOOKS = 4
+_ASKS_ONCE, _LOOKS = 2, 4
+
+
+def asks_once(instruction: Instruction) -> bool:
+    """Return whether a SYNCS.PHASECHK is an mbarrier.test_wait, after which its warp goes on either way. The second
+    look of a wait is made only where the first one failed: its own result guards it."""
+    done = instruction.operands[0]
+    guarded = isinstance(done, Predicate) and instruction.guard.number == done.number
+    return "PHASECHK" in instruction.modifiers and "TRYWAIT" not in instruction.modifiers and not guarded
 
 
 def _copies_arrive(code: Code, instruction: Instruction) -> None:
