@@ -8,7 +8,7 @@ from tsmla_emulator.run.machine import Launch, Options, Region, Report, run_laun
 from tsmla_emulator.run.ptx.model import Module
 from tsmla_emulator.run.sass.kernel import Kernel
 from tsmla_emulator.run.sass.model import Instruction
-from tsmla_emulator.run.sass.program import lowered
+from tsmla_emulator.run.sass.program import MachineProgram, lowered
 
 FIRST_INPUT, FIRST_RESULT = 10, 20
 LANES = 32
@@ -34,11 +34,19 @@ def run_lines(
     shared_bytes: int = 0,
 ) -> Report:
     """Run lines of machine code over `memory`, whose address is the only parameter, c[0x0][0x210] on sm_90a."""
-    instructions = assembled(lines)
+    return run_program(program_of(assembled(lines), arch, threads), memory, options, shared_bytes)
+
+
+def program_of(instructions: list[Instruction], arch: str = "sm_90a", threads: int = LANES) -> MachineProgram:
+    """Return the kernel of these instructions, with one parameter of eight bytes."""
     first = 0x210 if arch == "sm_90a" else 0x380
     code = bytes(16 * len(instructions))
-    kernel = Kernel("k", arch, code, ((0, 8),), first, 8, (threads, 1, 1), 0x400, b"")
-    program = lowered(kernel, instructions)
+    return lowered(Kernel("k", arch, code, ((0, 8),), first, 8, (threads, 1, 1), 0x400, b""), instructions)
+
+
+def run_program(program: MachineProgram, memory: np.ndarray, options: Options, shared_bytes: int = 0) -> Report:
+    """Run one CTA of a kernel over `memory`, whose address is its parameter."""
+    arch, threads = program.kernel.architecture, (program.kernel.threads or (LANES,))[0]
     module = Module(arch, "machine code", {"k": program.entry}, "")
     module.programs["k"] = program
     address = memory.ctypes.data

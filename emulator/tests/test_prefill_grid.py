@@ -80,8 +80,6 @@ def test_tiles_of_16_bits_are_far_apart():
 def test_a_further_query_tile_costs_less_than_a_cta():
     found = problem.PrefillTraced(EIGHT_BITS, problem.Shape(1, 2048, 2048, 128), 132)
     modelled = found.model(H100)
-    placer = modelled.prepared.placer
-    assert placer is not None and placer.matched == placer.all > 1000
     details = modelled.details
     assert 0 < details["beside tiles, a further query tile"] < 0.8 * details["beside tiles, a CTA"]
     assert details["CTAs"] == len(found.tiles()) < 2048 // 128 * 128

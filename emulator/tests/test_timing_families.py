@@ -25,7 +25,6 @@ def test_a_decode_takes_what_memory_takes_and_not_much_more(symbol, rows):
     variant = check.find(symbol)
     shape, machine = ROWS[rows], MACHINES[OF_ARCH[variant.arch.value]]
     found = DecodeTraced(variant, shape, PROCESSORS)
-    found.machine_code = False  # the search for its ways takes a minute
     modelled = found.model(machine)
     assert {trace.cluster for trace in found.call.report.traces if trace.launch == 0} == {*found.chosen}
     assert modelled.details["KV tiles of the longest CTA"] == max(part[0] for part in found.parts)

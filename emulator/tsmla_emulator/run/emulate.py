@@ -188,7 +188,7 @@ class Emulation:
             return self._module(text)
         if self._rewrite:
             raise ValueError("rewrite changes PTX; machine code is run as the library has it")
-        return machine_code_module(library, frozenset(_ENTRY.findall(text)))
+        return machine_code_module(library, frozenset(_ENTRY.findall(text)), text)
 
     def _module(self, text: str) -> Module:
         if self.options.machine_code:

@@ -5,21 +5,23 @@ What a warp ran is the instruction stream itself, so that of its costs only the 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from typing import Any
 
 import numpy as np
 
+from ..run.machine import parse
+from ..run.ptx.model import Entry
 from ..run.ptx.program import PACK
 from ..run.sass.code import NONE
-from ..run.sass.decode import decoded
 from ..run.sass.lower_async import asks_once
 from ..run.sass.model import BYTES, Predicate
 from ..run.sass.program import MachineProgram
 from .costs import Cost, Operation, Text, effect, operation
 from .machine_code import plain
 from .machines import H100, Machine
-from .replay import END, FAILED, IDLE, Prepared, table_of
+from .replay import END, IDLE, WAIT, Prepared, table_of
 
 FREE_SCOREBOARDS = ("plain", "wait", "tensor_load", "tensor_wait_store")
 """Kinds whose result frees a scoreboard. What is waited for otherwise, such as groups of copies, has one, too."""
@@ -30,15 +32,16 @@ STOPS = ("MEMBAR.ALL.GPU", "MEMBAR.ALL.SYS", "USETMAXREG", "UTCATOMSWS")
 class Code:
     """A kernel's machine code as the timing model reads it, on any machine.
 
+    text: the PTX that it was made of, from which instructions have their places in the sources.
     operations: what the interpreter makes of the instructions, one or several of each; of: the instruction of each.
     first: operations that stand for their instruction. further: others of it that act on other warps, too.
     tests: operations that ask once whether a phase is complete.
     looks: operations that ask, once or until it is. branches: instruction that asks -> branch that asks for the answer.
     """
 
-    def __init__(self, program: MachineProgram):
-        self.entry = program.entry
-        self.instructions = decoded(program.kernel.code, program.kernel.architecture)
+    def __init__(self, program: MachineProgram, text: str = ""):
+        self.entry = _with_sources(program, text)
+        self.instructions = program.instructions
         self.operations = [_operation(packed) for packed in PACK.iter_unpack(program.code)]
         self.of = np.array([*(one.line // BYTES for one in program.entry.instructions), len(self.instructions)])
         self.first, self.further = np.zeros(len(self.of), bool), np.zeros(len(self.of), bool)
@@ -60,6 +63,21 @@ class Code:
                 if any((p.number, p.uniform) == (answer.number, answer.uniform) for p in given):
                     return at
         return None
+
+
+def _with_sources(program: MachineProgram, text: str) -> Entry:
+    """Return a kernel's entry whose instructions say where they stand in the sources, where the library tells it."""
+    entry, lines = program.entry, program.kernel.lines
+    if not lines or entry.name not in (known := parse(text).entries):
+        return entry
+    sources = {one.line: one.source for one in known[entry.name].instructions}
+    starts = sorted(lines)
+    made = []
+    for one in entry.instructions:
+        before = bisect.bisect(starts, one.line)
+        line = lines[starts[before - 1]] if before else 0
+        made.append(dataclasses.replace(one, source=sources.get(line)))
+    return dataclasses.replace(entry, instructions=made)
 
 
 def _operation(packed: tuple[int, ...]) -> Operation:
@@ -84,6 +102,7 @@ class Executed(Prepared):
         self.table, self.lists, self.slots = *table_of(self.costs, [([], [])] * len(self.costs)), 1
         barriers = [at for at, one in enumerate(code.instructions) if one.opcode == "SYNCS"]
         self._tests, self._mbarriers = [*code.tests], np.flatnonzero(code.first & np.isin(code.of, barriers)).tolist()
+        self._waits = [at for at in code.looks.tolist() if at not in code.tests]
         self._boxes = np.zeros(len(code.of), bool)  # an instruction stores a box once
         self._products = {}
 
@@ -112,9 +131,9 @@ class Executed(Prepared):
         """
         of = self.code.of[code]
         keep &= (self.code.first | self.code.further)[code]
-        failed = (flagged & np.uint32(FAILED)) != 0
+        waited = notes[notes[:, 1] == WAIT, 0] if len(notes) else []
         until = 0
-        for at in np.flatnonzero(failed & np.isin(code, self.code.looks) & ~np.isin(code, self._tests)):
+        for at in np.setdiff1d(np.flatnonzero(np.isin(code, self._waits)), waited):
             branch = self.code.branches.get(int(of[at]))
             taken = np.flatnonzero((of[at:-1] == branch) & (of[at + 1 :] != branch))
             if at < until or not len(taken):

@@ -105,7 +105,7 @@ class _Replays:
         if (call.ptx, name) not in self._read:
             program = call.programs.get(name)
             entries = {} if program else interpreter.parse(call.ptx).entries
-            self._read[call.ptx, name] = Code(program) if program else Text(entries[name], self.peer.arch)
+            self._read[call.ptx, name] = Code(program, call.ptx) if program else Text(entries[name], self.peer.arch)
         return costs_on(machine, self._read[call.ptx, name])
 
     def replayed(self, call: Seen, launch: int, machine: Machine, memory: Memory) -> Replayed:

@@ -107,7 +107,10 @@ class Traced:
         entry = call.module.entries[call.launches[launch].entry]
         if id(entry) not in self._read:
             program = call.module.programs.get(entry.name)
-            self._read[id(entry)] = Code(program) if isinstance(program, MachineProgram) else Text(entry, self.arch)
+            if isinstance(program, MachineProgram):
+                self._read[id(entry)] = Code(program, call.module.text)
+            else:
+                self._read[id(entry)] = Text(entry, self.arch)
         return self._read[id(entry)]
 
     def prepared(self, call: Call, launch: int, machine: Machine) -> Prepared:

@@ -22,7 +22,8 @@ FAILED, IDLE = 1 << 31, 1 << 30
 UNKNOWN = 1 << 31
 """Flag beside the place of a test: no run has shown what the warp would have done if it had found what it asked
 about."""
-STORE, PRODUCT = 4, 6
+WAIT, STORE, PRODUCT = 2, 4, 6
+"""Kinds of notes (core/trace.h)."""
 END = Cost("other")
 """What falling off the end costs."""
 BIN, BINS = 32, 1 << 15

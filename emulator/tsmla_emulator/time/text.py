@@ -74,7 +74,10 @@ def label_of(prepared: Prepared, waited: Waited) -> str:
     """Return an edge's name where the text tells it, else the instruction."""
     function, callee, _ = place_of(prepared.entry, waited.position)
     opcode = prepared.entry.instructions[waited.position].opcode
-    kind = {"wgmma": "wgmma", "mbarrier": "mbarrier", "tcgen05": "tensor memory", "bar": "named barrier"}
+    kind = {
+        "wgmma": "wgmma", "mbarrier": "mbarrier", "tcgen05": "tensor memory", "bar": "named barrier",
+        "WARPGROUP": "wgmma", "SYNCS": "mbarrier", "LDTM": "tensor memory", "BAR": "named barrier",
+    }  # fmt: skip
     name = kind.get(opcode.split(".")[0], opcode)
     return callee or (f"{name} in {function.rpartition('.')[2]}" if function else name)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 from tsmla.loading.elf import Elf
 
 from . import image
+from .lines import lines_of
 
 _BANK, _PARAMETER, _THREADS = 0x0A, 0x17, 0x10
 """Attributes of a section .nv.info.<kernel>."""
@@ -27,6 +29,7 @@ class Kernel:
     first_parameter, parameter_bytes: where the block lies in constant bank 0, and how long it is.
     shared_bytes: the system's part and static arrays.
     constants: constant bank 2, what the code reads by address, such as tables of jumps.
+    lines: address -> line of the PTX that it was made of, where the library says it (`lines.lines_of`).
     """
 
     name: str
@@ -38,6 +41,7 @@ class Kernel:
     threads: tuple[int, int, int] | None
     shared_bytes: int
     constants: bytes
+    lines: Mapping[int, int] = dataclasses.field(default_factory=dict, hash=False)
 
 
 def kernels(library: Path) -> dict[str, Kernel]:
@@ -65,6 +69,7 @@ def _kernel(found: image.Kernel) -> Kernel:
         struct.unpack("<III", threads[0]) if threads else None,
         max(RESERVED_SHARED, shared.size if shared else 0),
         constants.data if constants else b"",
+        lines_of(found.image, found.entry),
     )
 
 

@@ -45,9 +45,10 @@ _BANKS = {
 
 @dataclasses.dataclass(frozen=True)
 class MachineProgram(Program):
-    """A kernel's machine code in the interpreter's form."""
+    """A kernel's machine code in the interpreter's form. instructions: as they were decoded."""
 
     kernel: Kernel
+    instructions: tuple[Instruction, ...]
 
     def block_bytes(self, launch: Launch) -> int:
         return second_bank(self.kernel) + len(self.kernel.constants)
@@ -70,8 +71,10 @@ def second_bank(kernel: Kernel) -> int:
 
 
 @functools.lru_cache(maxsize=32)
-def machine_code_module(library: Path, names: frozenset[str]) -> ptx.Module:
+def machine_code_module(library: Path, names: frozenset[str], text: str = "") -> ptx.Module:
     """Return the kernels of these names in a library as their machine code has them.
+
+    text: the PTX that it was made of, to which `Kernel.lines` belongs.
 
     Raises ValueError when the library lacks one, UnknownInstruction, and MachineCodeError for bits that are no
     instruction.
@@ -84,7 +87,7 @@ def machine_code_module(library: Path, names: frozenset[str]) -> ptx.Module:
         program = build_program(kernel)
         entries[kernel.name], programs[kernel.name] = program.entry, program
         target = kernel.architecture
-    module = ptx.Module(target, "machine code", entries, "")
+    module = ptx.Module(target, "machine code", entries, text)
     module.programs.update(programs)
     return module
 
@@ -118,8 +121,9 @@ def lowered(kernel: Kernel, instructions: list[Instruction]) -> MachineProgram:
     )
     talk = any(_orders_clusters(i) for i in instructions)
     return MachineProgram(
-        entry, packed, tuple(lists), tuple(code.constants.values), SLOTS, kernel.shared_bytes, talk, kernel
-    )
+        entry, packed, tuple(lists), tuple(code.constants.values), SLOTS, kernel.shared_bytes, talk, kernel,
+        tuple(instructions),
+    )  # fmt: skip
 
 
 def _orders_clusters(instruction: Instruction) -> bool:
