@@ -144,14 +144,12 @@ def test_a_prefill_is_replayed_as_it_ran_and_says_where_it_waits():
 def test_lines_of_the_ptx_are_those_that_instructions_were_made_of():
     compiled = compile_for_emulation(check.find(PREFILL))
     text = compiled.ptx.read_text().splitlines()
-    made = {"HGMMA": "wgmma.mma_async", "UTMALDG": "cp.async.bulk.tensor", "MUFU": "ex2", "STSM": "stmatrix"}
+    made = {"UTMALDG": "cp.async.bulk.tensor", "MUFU.EX2": "ex2.", "SYNCS.ARRIVE": "mbarrier.arrive"}
     for kernel in kernels(compiled.library).values():
-        told = [one for one in decoded(kernel.code, kernel.architecture) if one.opcode in made]
-        told = [one for one in told if one.address in kernel.lines and one.modifiers != ("RCP",)]
-        of = [text[kernel.lines[one.address] - 1] for one in told]
-        assert {one.opcode for one in told} == {*made}
-        right = sum(made[one.opcode] in line for one, line in zip(told, of, strict=True))
-        assert right > 0.9 * len(told)
+        for start, opcode in made.items():
+            told = [one for one in decoded(kernel.code, kernel.architecture) if one.name.startswith(start)]
+            lines = [text[kernel.lines[one.address] - 1] for one in told if one.address in kernel.lines]
+            assert len(lines) > 5 and all(opcode in line for line in lines)
 
 
 BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_full_nolse"
