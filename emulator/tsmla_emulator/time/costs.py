@@ -230,23 +230,24 @@ EFFECTS = {
     "cp_async_arrive": "copy_arrive",
 }  # fmt: skip
 """Operation that acts on others, or waits for them -> its kind."""
+STALLS = {
+    "proxy_fence": "proxy_fence", "memory_fence": "memory_fence", "set_registers": "set_registers",
+    "tmem_alloc": "tensor_alloc", "tmem_find": "tensor_alloc", "tmem_dealloc": "", "wgmma_fence": "",
+    "tensor_fence": "", "grid_wait": "",
+}  # fmt: skip
+"""Operation that stops its warp -> the machine's number of clocks for that; "" for one clock."""
+
+
+def acts(one: Operation) -> bool:
+    """Return whether an operation is more than its pipe and its result: whether `effect` gives it a cost."""
+    return one.name in EFFECTS or one.name in STALLS
 
 
 def effect(one: Operation, m: Machine) -> Cost | None:
     """Return the cost of an operation that acts on others, waits for them or stops its warp; None for others."""
-    stalls = {
-        "proxy_fence": m.proxy_fence.clocks,
-        "memory_fence": m.memory_fence.clocks,
-        "wgmma_fence": 1,
-        "set_registers": m.set_registers.clocks,
-        "tmem_alloc": m.tensor_alloc.clocks,
-        "tmem_find": m.tensor_alloc.clocks,
-        "tmem_dealloc": 1,
-        "tensor_fence": 1,
-        "grid_wait": 1,
-    }
-    if one.name in stalls:
-        return Cost("anchor", "stall", value=stalls[one.name])
+    if one.name in STALLS:
+        taken = STALLS[one.name]
+        return Cost("anchor", "stall", value=getattr(m, taken).clocks if taken else 1)
     kind = EFFECTS.get(one.name)
     if kind is None:
         return None

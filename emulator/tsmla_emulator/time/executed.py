@@ -18,9 +18,9 @@ from ..run.sass.code import NONE
 from ..run.sass.lower_async import asks_once
 from ..run.sass.model import BYTES, Predicate
 from ..run.sass.program import MachineProgram
-from .costs import Cost, Operation, Text, effect, operation
+from .costs import Cost, Operation, Text, acts, effect, operation
 from .machine_code import plain
-from .machines import H100, Machine
+from .machines import Machine
 from .replay import END, IDLE, WAIT, Prepared, table_of
 
 FREE_SCOREBOARDS = ("plain", "wait", "tensor_load", "tensor_wait_store")
@@ -47,7 +47,7 @@ class Code:
         self.first, self.further = np.zeros(len(self.of), bool), np.zeros(len(self.of), bool)
         starts = np.flatnonzero(np.diff(self.of, prepend=-1))
         for start, end in zip(starts, [*starts[1:], len(self.of)], strict=True):
-            acting = [at for at in range(start, end) if _acts(self.operations[at])] or [end - 1]
+            acting = [at for at in range(start, end) if acts(self.operations[at])] or [end - 1]
             self.first[acting[0]], self.further[acting[1:]] = True, True
         asking = [at for at, one in enumerate(self.instructions) if "PHASECHK" in one.modifiers]
         self.looks = np.flatnonzero(self.first & np.isin(self.of, asking))
@@ -83,10 +83,6 @@ def _with_sources(program: MachineProgram, text: str) -> Entry:
 def _operation(packed: tuple[int, ...]) -> Operation:
     op, _, _, _, _, a, _, _, _, flags, _, items, extra, imm = packed
     return operation(op, flags, extra, imm, items, a != NONE)
-
-
-def _acts(one: Operation) -> bool:
-    return effect(one, H100) is not None  # on any machine
 
 
 class Executed(Prepared):

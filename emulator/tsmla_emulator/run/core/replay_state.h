@@ -22,7 +22,7 @@ struct Event {
 };
 
 struct Barrier {
-  s64 expected = 0, pending = 0, bytes = 0;
+  s64 expected = 1, pending = 1, bytes = 0;  // as the system's own is, which no instruction initialises
   u32 phase = 0;
   struct Waiter {
     u32 warp, phases;  // that must be complete
