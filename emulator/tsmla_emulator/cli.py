@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     timing.add_argument(
         "--machine-code",
         action=argparse.BooleanOptionalAction,
-        help="costs from machine code or from PTX; default: as was held against a GPU",
+        help="run machine code or PTX; default: as was held against a GPU",
     )
     timing.add_argument("--no-band", action="store_true", help="do not vary uncertain numbers")
     text = "tell which instructions of kernels no call of the checks executes, so that no mutant of them is ever tried"
