@@ -15,13 +15,14 @@ from ..run.machine import parse
 from ..run.ptx.model import Entry
 from ..run.ptx.program import PACK
 from ..run.sass.code import NONE
+from ..run.sass.kernel import RESERVED_SHARED
 from ..run.sass.lower_async import asks_once
 from ..run.sass.model import BYTES, Predicate
 from ..run.sass.program import MachineProgram
 from .costs import Cost, Operation, Text, acts, effect, operation
 from .machine_code import plain
 from .machines import Machine
-from .replay import END, IDLE, WAIT, Prepared, table_of
+from .replay import ARRIVE, END, IDLE, WAIT, Prepared, table_of
 
 FREE_SCOREBOARDS = ("plain", "wait", "tensor_load", "tensor_wait_store")
 """Kinds whose result frees a scoreboard. What is waited for otherwise, such as groups of copies, has one, too."""
@@ -127,6 +128,9 @@ class Executed(Prepared):
         """
         of = self.code.of[code]
         keep &= (self.code.first | self.code.further)[code]
+        if len(notes):  # a store of the system's, which is not traced, brings the bytes that its own barrier awaits
+            own = (notes[:, 1] == ARRIVE) & (notes[:, 2] & 0xFFFFFF < RESERVED_SHARED)
+            notes[own, 4:] = 0
         waited = notes[notes[:, 1] == WAIT, 0] if len(notes) else []
         until = 0
         for at in np.setdiff1d(np.flatnonzero(np.isin(code, self._waits)), waited):

@@ -22,7 +22,7 @@ FAILED, IDLE = 1 << 31, 1 << 30
 UNKNOWN = 1 << 31
 """Flag beside the place of a test: no run has shown what the warp would have done if it had found what it asked
 about."""
-WAIT, STORE, PRODUCT = 2, 4, 6
+ARRIVE, WAIT, STORE, PRODUCT = 1, 2, 4, 6
 """Kinds of notes (core/trace.h)."""
 END = Cost("other")
 """What falling off the end costs."""
