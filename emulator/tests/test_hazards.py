@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 from sass_kernels import assembled
-from tsmla_emulator.prove.hazards import Analysis, distances, least_of, timed_by_scoreboards, too_soon
+from tsmla_emulator.prove.hazards import Analysis, timed_by_scoreboards
+from tsmla_emulator.prove.latencies import Distance, Spacing, known_of, seen, too_soon
 from tsmla_emulator.run.sass.model import Instruction
 from tsmla_emulator.run.sass.uses import uses_of
 
@@ -80,13 +81,45 @@ def test_results_of_several_registers(line):
     assert found(LOAD, line) == ["0x10 overwritten"]
 
 
-@pytest.mark.parametrize(("stalls", "soon"), [((4, 1), 0), ((3, 1), 1), ((2, 2), 0)])
-def test_a_fixed_time_passes_before_a_result_is_read(stalls, soon):
+def spaced(*lines: str | tuple[str, dict]) -> list[Distance]:
+    code = controlled(*lines)
+    return [*Spacing(code, uses_of("sm_90a", code)).distances()]
+
+
+def late(clocks: int) -> list[Distance]:
+    """Distances of three sums, each read by the next so many clocks behind it."""
+    stall = {"stall": clocks}
+    return spaced(*((f"FADD R{i}, R{i - 1}, R9", stall) for i in range(11, 15)))
+
+
+@pytest.mark.parametrize("clocks", [4, 3])
+def test_a_fixed_time_passes_before_a_result_is_read(clocks):
     """ptxas leaves 4 clocks between two additions."""
-    known = controlled(("FADD R10, R11, R12", {"stall": 4}), "FADD R13, R10, R12")
-    least = least_of(distances(known, uses_of("sm_90a", known)))
-    first, second = ({"stall": stall} for stall in stalls)
-    code = controlled(("FADD R10, R11, R12", first), ("NOP", second), "FADD R13, R10, R12")
-    if stalls[1] == 1:
-        code = controlled(("FADD R10, R11, R12", first), "FADD R13, R10, R12")
-    assert len(too_soon(distances(code, uses_of("sm_90a", code)), least)) == soon
+    known = known_of(seen(late(4)))
+    assert known["FADD register"]["any"] == 4
+    assert len(too_soon(late(clocks), known)) == (0 if clocks == 4 else 3 + 4)  # each stall is too short, too
+
+
+def test_clocks_pass_on_the_shortest_way():
+    jump = ("@P0 BRA 0x30", {"stall": 5})
+    found = spaced(("FADD R10, R11, R12", {"stall": 1}), jump, ("NOP", {"stall": 9}), "FADD R13, R10, R12")
+    assert [one.clocks for one in found if one.kind == "register"] == [6]
+
+
+def test_a_stall_counts_for_all_that_is_under_way():
+    code = controlled(("FADD R10, R11, R12", {"stall": 1}), ("NOP", {"stall": 4}), "FADD R13, R10, R12")
+    spacing = Spacing(code, uses_of("sm_90a", code))
+    assert [one.clocks for one in spacing.with_stall(1, 2) if one.kind == "register"] == [3]
+    assert [one.kind for one in spacing.with_stall(2, 2)] == ["next"]
+
+
+def test_what_ptxas_leaves_once_is_no_latency():
+    once = [*late(4), *spaced(("FADD R10, R11, R12", {"stall": 9}), "FMUL R13, R10, R12")]
+    assert "FMUL" not in known_of(seen(once))["FADD register"]
+    often = [*late(4), *3 * spaced(("FADD R10, R11, R12", {"stall": 9}), "FMUL R13, R10, R12")]
+    assert known_of(seen(often))["FADD register"]["FMUL"] == 9
+
+
+def test_what_follows_a_jump_by_a_table_is_looked_at():
+    table = ("BRX R20 -0x10", {})
+    assert found("BRA 0x30", LOAD, "FADD R11, R10, R12", table) == ["0x20 read"]

@@ -1,46 +1,43 @@
 """Finds registers that machine code reads or overwrites before it may: before a scoreboard was awaited, or too soon.
 
-    python -m tsmla_emulator.prove.hazards LIBRARY... [--least FILE]
+    python -m tsmla_emulator.prove.hazards LIBRARY... [--known FILE]
 
 Results of loads, of special functions and the like come when they come: the instruction frees a scoreboard, and others
 await it. Stores and the like free one when they have read their operands. Some instructions free none: those of one
 unit go through it in their order, and so a later one's scoreboard says that they have ended, too. What is found holds
 on some way through the code, whether or not the kernel takes it.
 
-Other results are there after a fixed time, which stall counts keep to. How long that is nobody says; latencies.json
-has the fewest clocks that ptxas ever leaves between two opcodes in kernels of sm_90a, and fewer are an error. `--least`
-writes such a file.
+Other results are there after a fixed time, which stall counts keep to: `latencies`. `--known` writes the fewest clocks
+that these libraries leave as what is known.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import functools
 import json
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..run.sass.code import predicate_slot, register_slot, text_of
+from ..run.sass.code import text_of
 from ..run.sass.decode import decoded
 from ..run.sass.image import kernels
-from ..run.sass.model import ALWAYS_DONE, BYTES, Instruction, Integer, Predicate, Register, Scoreboard, Target
+from ..run.sass.model import ALWAYS_DONE, Instruction
 from ..run.sass.uses import Uses, uses_of
+from .flow import PREDICATES, UNIFORM, awaited, guard_number, successors
+from .latencies import Seen, Spacing, known_latencies, known_of, seen, too_soon
 
-_ENDS = {"EXIT", "BRX", "RET", "BRA", "CALL"}
 _SCOREBOARDS = 6
 """Bits above stand for units: a result that no scoreboard says anything of yet, or operands that it reads."""
 _SHARED_UNIT = {"I2F": "MUFU", "F2I": "MUFU"}
 """Opcode -> another that goes through the same unit; others have theirs alone, for all that is known here."""
-_PREDICATES = frozenset(predicate_slot(Predicate(i, uniform)) for i in range(7) for uniform in (False, True))
-"""They are read when an instruction is issued."""
-_UNIFORM = range(register_slot(Register(0, uniform=True)), min(_PREDICATES))
-"""Slots of uniform registers, which only bulk copies and the like, of the uniform path, read later."""
 Pending = dict[int, frozenset[int]]
 """Slot -> what has to be awaited first: one bit of each of these masks of scoreboards. Above _OWN a mask has the bit of
-the unit that is at work, and above _GUARDED the guard under which that holds, as `_guard` gives it, 0 for always."""
+the unit that is at work, and above _GUARDED the guard under which that holds, as `guard_number` gives it."""
 _OWN, _GUARDED = 32, 64
 
 
@@ -75,7 +72,7 @@ class Analysis:
 
     def __init__(self, instructions: Sequence[Instruction], uses: Sequence[Uses], timed: Sequence[str]):
         self.instructions, self.uses, self.timed = instructions, uses, timed
-        self._after = _successors(instructions)
+        self._after = successors(instructions)
         self._before: dict[int, State] = {0: ({}, {})}
         self._spread([0], self._before, {})
 
@@ -116,23 +113,21 @@ def timed_by_scoreboards(code: Sequence[Sequence[Instruction]]) -> list[str]:
 
 def _of(instruction: Instruction, used: Uses, state: State, timed: Sequence[str]) -> Iterator[Hazard]:
     results, operands = state
-    awaited = _awaited(instruction)
+    boards = awaited(instruction)
     for kind, slots, states in (("read", used.read, [results]), ("overwritten", used.written, [results, operands])):
         for slot in sorted(slots):
-            left = [mask for one in states for mask in one.get(slot, ()) if not mask & awaited]
+            left = [mask for one in states for mask in one.get(slot, ()) if not mask & boards]
             if kind == "overwritten":  # by the same unit, which reads and writes in its order
                 left = [mask for mask in left if not mask & _unit(instruction, timed) << _OWN]
-            other = _guard(instruction) ^ 1 if instruction.guard != ALWAYS_DONE else -1
+            other = guard_number(instruction) ^ 1 if instruction.guard != ALWAYS_DONE else -1
             left = [mask & (1 << _OWN) - 1 for mask in left if mask >> _GUARDED != other]
             if left:
                 yield Hazard(instruction, kind, slot, functools.reduce(operator.or_, left))
 
 
 def _behind(instruction: Instruction, used: Uses, state: State, timed: Sequence[str]) -> State:
-    control, awaited = instruction.control, _awaited(instruction)
-    results, operands = (
-        {slot: left for slot, masks in one.items() if (left := _left(masks, awaited))} for one in state
-    )
+    control, boards = instruction.control, awaited(instruction)
+    results, operands = ({slot: left for slot, masks in one.items() if (left := _left(masks, boards))} for one in state)
     mark = unknown = 0
     if instruction.opcode in timed:
         unknown = mark = _unit(instruction, timed)
@@ -143,16 +138,16 @@ def _behind(instruction: Instruction, used: Uses, state: State, timed: Sequence[
                     if any(mask & unknown for mask in masks):
                         one[slot] = frozenset(mask | mark if mask & unknown else mask for mask in masks)
     for one in results, operands:
-        _forget_guards(one, used.written & _PREDICATES)
-    said = _guard(instruction) << _GUARDED | _unit(instruction, timed) << _OWN
+        _forget_guards(one, used.written & PREDICATES)
+    said = guard_number(instruction) << _GUARDED | _unit(instruction, timed) << _OWN
     for slot in used.written:
         if instruction.guard == ALWAYS_DONE:
             results.pop(slot, None)
         if mark:
             results[slot] = results.get(slot, frozenset()) | {mark | said}
     if control.operands is not None:
-        for slot in used.read - _PREDICATES:
-            if slot not in _UNIFORM or instruction.opcode.startswith("U"):
+        for slot in used.read - PREDICATES:
+            if slot not in UNIFORM or instruction.opcode.startswith("U"):
                 freed = 1 << control.operands
                 operands[slot] = operands.get(slot, frozenset()) | {unknown | mark | freed | said}
     return results, operands
@@ -164,12 +159,6 @@ def _unit(instruction: Instruction, timed: Sequence[str]) -> int:
     return 1 << _SCOREBOARDS + timed.index(opcode) if instruction.opcode in timed else 0
 
 
-def _guard(instruction: Instruction) -> int:
-    """Return a number for a guard; of opposite guards they differ in bit 0."""
-    guard = instruction.guard
-    return 0 if guard == ALWAYS_DONE else predicate_slot(guard) << 1 | guard.negated
-
-
 def _forget_guards(pending: Pending, written: frozenset[int]) -> None:
     """Take what depends on a predicate that changes for what always holds."""
     for slot, masks in pending.items() if written else ():
@@ -179,16 +168,8 @@ def _forget_guards(pending: Pending, written: frozenset[int]) -> None:
             )
 
 
-def _awaited(instruction: Instruction) -> int:
-    awaited = instruction.control.awaits
-    match instruction.operands:
-        case (Scoreboard(kind="SB") as board, Integer(0)) if instruction.opcode == "DEPBAR":
-            awaited |= 1 << board.number
-    return awaited
-
-
-def _left(masks: frozenset[int], awaited: int) -> frozenset[int]:
-    return frozenset(mask for mask in masks if not mask & awaited)
+def _left(masks: frozenset[int], boards: int) -> frozenset[int]:
+    return frozenset(mask for mask in masks if not mask & boards)
 
 
 def _adds(into: Pending, new: Pending) -> bool:
@@ -199,87 +180,10 @@ def _joined(one: Pending, other: Pending) -> Pending:
     return one | {slot: masks | one.get(slot, frozenset()) for slot, masks in other.items()}
 
 
-def _successors(instructions: Sequence[Instruction]) -> list[list[int]]:
-    """Return the positions that may follow each instruction. Returns go behind any call."""
-    calls = [i + 1 for i, one in enumerate(instructions) if one.opcode == "CALL"]
-    found = []
-    for position, one in enumerate(instructions):
-        targets = [operand.address // BYTES for operand in one.operands if isinstance(operand, Target)]
-        conditional = one.guard != ALWAYS_DONE or one.opcode == "BRA" and len(one.operands) > 1
-        ends = one.opcode in _ENDS and not conditional
-        after = targets if one.opcode in ("BRA", "CALL") else calls if one.opcode == "RET" else []
-        if not ends and position + 1 < len(instructions):
-            after = [*after, position + 1]
-        found.append([target for target in after if target < len(instructions)])
-    return found
-
-
-Least = dict[str, dict[str, int]]
-"""Opcode that writes, with the kind of its result -> opcode that reads -> the fewest clocks between them."""
-LATENCIES = Path(__file__).with_name("latencies.json")
-
-
-@dataclasses.dataclass(frozen=True)
-class Distance:
-    """Clocks from the instruction that writes a register to one that reads it, as stall counts make them.
-
-    kind: of the register: "register", "predicate", or "uniform".
-    """
-
-    writer: Instruction
-    reader: Instruction
-    kind: str
-    clocks: int
-
-    def __str__(self) -> str:
-        return f"{self.reader.address:#x} {text_of(self.reader)}: {self.clocks} clocks behind {text_of(self.writer)}"
-
-
-def distances(instructions: Sequence[Instruction], uses: Sequence[Uses]) -> Iterator[Distance]:
-    """Yield the distances of results without scoreboards, within stretches of code that nothing jumps into."""
-    targets = {o.address // BYTES for one in instructions for o in one.operands if isinstance(o, Target)}
-    written: dict[int, tuple[Instruction, int]] = {}
-    clock = 0
-    for position, (instruction, used) in enumerate(zip(instructions, uses, strict=True)):
-        if position in targets:
-            written.clear()
-        for slot in used.read:
-            if slot in written:
-                writer, then = written[slot]
-                kind = "predicate" if slot in _PREDICATES else "uniform" if slot in _UNIFORM else "register"
-                yield Distance(writer, instruction, kind, clock - then)
-        for slot in used.written:
-            if instruction.control.result is None:
-                written[slot] = instruction, clock
-            else:
-                written.pop(slot, None)
-        clock += max(1, instruction.control.stall)
-
-
-def least_of(found: Iterable[Distance]) -> Least:
-    """Return the fewest clocks between each two opcodes."""
-    least: Least = {}
-    for one in found:
-        of_writer = least.setdefault(f"{one.writer.opcode} {one.kind}", {})
-        of_writer[one.reader.opcode] = min(one.clocks, of_writer.get(one.reader.opcode, one.clocks))
-    return least
-
-
-def too_soon(found: Iterable[Distance], least: Least) -> list[Distance]:
-    """Return distances that are shorter than any known one of their opcodes, or, where these were never seen together,
-    than any of the one that writes."""
-    listed = []
-    for one in found:
-        of_writer = least.get(f"{one.writer.opcode} {one.kind}")
-        if of_writer and one.clocks < of_writer.get(one.reader.opcode, min(of_writer.values())):
-            listed.append(one)
-    return listed
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("libraries", nargs="+", type=Path)
-    parser.add_argument("--least", type=Path, help="write the fewest clocks between opcodes of these libraries")
+    parser.add_argument("--known", type=Path, help="write the fewest clocks between instructions of these libraries")
     given = parser.parse_args()
     found = [
         (library.name, kernel, decoded(kernel.code, kernel.architecture))
@@ -287,18 +191,22 @@ def main() -> int:
         for kernel in kernels(library)
     ]
     timed = timed_by_scoreboards([code for _, _, code in found])
-    least = json.loads(LATENCIES.read_text())
-    every: list[Distance] = []
+    every: dict[str, Seen] = collections.defaultdict(collections.Counter)
     count = 0
     for library, kernel, code in found:
         uses = uses_of(kernel.architecture, code)
-        between = [*distances(code, uses)]
-        every += between if given.least else []
-        for problem in (*Analysis(code, uses, timed).hazards(), *too_soon(between, least)):
+        between = Spacing(code, uses).distances()
+        soon = []
+        if given.known:
+            every[kernel.architecture] += seen(between)
+        else:
+            soon = too_soon(between, known_latencies(kernel.architecture))
+        for problem in (*Analysis(code, uses, timed).hazards(), *soon):
             count += 1
             print(f"{library} {kernel.entry}: {problem}")
-    if given.least:
-        given.least.write_text(json.dumps(least_of(every), indent=1, sort_keys=True) + "\n")
+    if given.known:
+        known = {architecture: known_of(one) for architecture, one in sorted(every.items())}
+        given.known.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
     print(f"{count} hazards in {len(found)} kernels")
     return 1 if count else 0
 
