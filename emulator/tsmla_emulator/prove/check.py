@@ -34,8 +34,9 @@ from tsmla.identity.variant import (
 from tsmla.operators.checks import TORCH_DTYPE_OF
 from tsmla.problems import cache as cache_problems
 from tsmla.problems import key_mask as key_mask_problems
+from tsmla.problems import pack as pack_problems
 from tsmla.problems import query as query_problems
-from tsmla.problems.cases import cases_of
+from tsmla.problems.cases import MaskCase, PackCase, cases_of
 from tsmla.problems.lists import named_slots, random_lists, union_of
 from tsmla.problems.memory import Memory
 from tsmla.problems.pages import page_tables, put_keys
@@ -97,6 +98,8 @@ _BOOLS = (False, True)
 _THIN = 8
 """Elements from one row of a long pack to the next. Rows overlap, so that hundreds of thousands of them that belong to
 no sequence take a few MB."""
+CASE_ROWS = 1024
+"""Rows of the cases of `tsmla selftest` that `at_bounds` adds, at most."""
 PREFILL_BOUNDS = ((1,) * 159, tuple(range(1, 160)))
 """Query and KV lengths of a prefill in which keys end in every column of a tile."""
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
@@ -166,8 +169,8 @@ def check(
     record_to, compiled: see `emulated`.
     all_ways: call a prefill a second time, in pieces if its dims allow, and merging if it has an LSE; and call each
         kernel of a decode also with requests that differ in query tokens.
-    at_bounds: also call a prefill with PREFILL_BOUNDS; and a decode, in all of these ways, with visible lengths and
-        with DECODE_BOUNDS.
+    at_bounds: also call a prefill with PREFILL_BOUNDS; a decode, in all of these ways, with visible lengths and with
+        DECODE_BOUNDS; other operators with all cases of `tsmla selftest` that have few rows.
     """
     torch.manual_seed(seed)
     processors = emulated_sms(variant)
@@ -183,8 +186,9 @@ def check(
     for call in gpu.calls:
         if call.name != variant.symbol():
             raise RuntimeError(f"the operator ran {call.name} where {variant.symbol()} was to be checked")
-        of_cache = isinstance(variant, WriteCacheVariant | ReadCacheVariant)  # rows that nobody wrote hold poison
-        unwritten = {name: count for name, count in call.unwritten.items() if name not in SCRATCH and not of_cache}
+        # Rows of a cache that nobody wrote hold poison, as do 32 keys that a mask shows.
+        may_be_poison = isinstance(variant, WriteCacheVariant | ReadCacheVariant | KeyMaskVariant)
+        unwritten = {name: count for name, count in call.unwritten.items() if name not in SCRATCH and not may_be_poison}
         if unwritten and not error:
             error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in unwritten.items())
     return Verdict(variant, measured, error, tuple(gpu.calls))
@@ -209,13 +213,13 @@ def make_calls(
     """
     sums = hardware_sums and hasattr(variant, "dtype") and sums_of(variant.arch, TORCH_DTYPE_OF[variant.dtype]).narrow
     if isinstance(variant, PackVariant):
-        judged = [_pack(variant)]
+        judged = [_pack(variant), *(_cases(pack_problems, variant, True) if at_bounds else [])]
     elif isinstance(variant, WriteCacheVariant | ReadCacheVariant):
-        judged = _short_cases(cache_problems, variant)
+        judged = _cases(cache_problems, variant, at_bounds)
     elif isinstance(variant, QuantizeQVariant):
-        judged = _short_cases(query_problems, variant)
+        judged = _cases(query_problems, variant, at_bounds)
     elif isinstance(variant, KeyMaskVariant):
-        judged = _short_cases(key_mask_problems, variant)
+        judged = _cases(key_mask_problems, variant, at_bounds)
     elif isinstance(variant, PrefillVariant):
         judged = []
         for long in _BOOLS[: prefill_kernels(variant)]:
@@ -261,11 +265,21 @@ def _pack(variant: PackVariant) -> tuple[str, str | None]:
     return measured, measured if wrong else None
 
 
-def _short_cases(tests: Any, variant: Variant) -> list[tuple[str, str | None]]:
-    """Run the short cases of `tsmla selftest`. tests: the module of the selftest that runs such variants."""
-    cases = cases_of(variant.family, full=False)
+def _cases(tests: Any, variant: Variant, at_bounds: bool) -> list[tuple[str, str | None]]:
+    """Run the short cases of `tsmla selftest`, with `at_bounds` also the others that have few rows.
+
+    tests: the module of the selftest that runs such variants.
+    """
+    cases = [case for case in cases_of(variant.family, full=at_bounds) if case.short or _rows(case) <= CASE_ROWS]
     found = [tests.check(variant, case, tests.run(variant, case, Memory(), pdl=True)) for case in cases]
     return [(f"{x.error:.0f} elements differ from torch", "; ".join(x.problems) or None) for x in found]
+
+
+def _rows(case: Any) -> int:
+    """Return how many rows a case of the selftest has; of a key mask, how many times 32 indices."""
+    if isinstance(case, PackCase):
+        return case.tokens * case.heads
+    return case.tokens * max(1, case.top_k // 32) if isinstance(case, MaskCase) else case.tokens
 
 
 def given_query(variant: DecodeVariant, numbers: torch.Tensor) -> Any:

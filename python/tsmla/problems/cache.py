@@ -80,16 +80,21 @@ def _slots(case: CacheCase) -> torch.Tensor:
 
 @functools.lru_cache(_KEPT)
 def _tables(case: CacheCase) -> _Tensors:
-    """Return page tables, ends and starts of three requests.
+    """Return page tables, ends and starts of the requests.
 
-    The second has no rows, and the last begins at its sixth key. The last two rows are no request's, and no table has
-    the page of the rows before.
+    The second of three has no rows, and the last begins at its sixth key. The last two rows are no request's, and no
+    table has the page of the rows before. Of more requests, the first has no rows, and each has more than the one before
+    and begins at another key; tables have pages for the rows behind them, too.
     """
-    first = case.tokens // 3
-    width = -(-(case.tokens + 6) // case.page)
-    tables = torch.arange(3 * width).view(3, width) * 7 % case.pages
-    tables[2, (case.tokens - 2 - first + 5) // case.page - 1 :] = case.pages
+    count, first = case.requests, case.tokens // 3
     ends, starts = torch.tensor([0, first, first, case.tokens - 2]), torch.tensor([0, 0, 5])
+    if count > 3:
+        inner = torch.arange(1, count) ** 2 * (case.tokens - 2) // count**2
+        ends, starts = torch.cat([torch.tensor([0]), inner, ends[-1:]]), 3 * torch.arange(count) % 7
+    width = -(-(case.tokens + 6) // case.page)
+    tables = torch.arange(count * width).view(count, width) * 7 % case.pages
+    if count == 3:
+        tables[2, (case.tokens - 2 - first + 5) // case.page - 1 :] = case.pages
     given = {"block_tables": tables, "cum_seq_lens": ends, "seq_starts": starts}
     return {name: tensor.to("cuda", torch.int32) for name, tensor in given.items()}
 
@@ -102,7 +107,7 @@ def _places(case: CacheCase) -> torch.Tensor:
     tables, ends, starts = (tensor.tolist() for tensor in _tables(case).values())
     places = []
     for row in range(case.tokens):
-        request = next((b for b in range(3) if ends[b] <= row < ends[b + 1]), None)
+        request = next((b for b in range(case.requests) if ends[b] <= row < ends[b + 1]), None)
         position = -1 if request is None else row - ends[request] + starts[request]
         page = case.pages if request is None else tables[request][position // case.page]
         places.append(page * case.page + position % case.page if page < case.pages else -1)
