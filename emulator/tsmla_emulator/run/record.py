@@ -69,7 +69,10 @@ def same(paths: Sequence[Path]) -> str:
 
 
 class Record:
-    """A launch record with its memory allocated, for as many runs as wanted. Raises RecordError."""
+    """A launch record, for as many runs as wanted. Its memory is allocated for each: records may share addresses.
+
+    Raises RecordError.
+    """
 
     def __init__(self, path: Path):
         try:
@@ -81,7 +84,6 @@ class Record:
                 Region(memory["address"], memory["bytes"], name, bool(memory["writable"]))
                 for name, memory in record["memory"].items()
             ]
-            self._held = {r.name: allocate(r.size, r.address) for r in self._regions}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RecordError(f"{path} is not a launch record: {type(error).__name__}: {error}") from error
 
@@ -93,15 +95,16 @@ class Record:
         Raises EmulationError and GuardError.
         """
         launches = self.launches
+        held = {r.name: allocate(r.size, r.address) for r in self._regions}
         for name, content in self._contents.items():
-            ctypes.memmove(self._held[name][0].address, content, len(content))
+            ctypes.memmove(held[name][0].address, content, len(content))
         if only is not None:
             machine.run_launches(module, launches[:only], self._regions, Options())
             launches = launches[only : only + 1]
         report = machine.run_launches(module, launches, self._regions, options)
         check_guards()
         written = [region.name for region in self._regions if region.writable]
-        return report, {name: np.frombuffer(bytes(self._held[name][1]), np.uint8) for name in written}
+        return report, {name: np.frombuffer(bytes(held[name][1]), np.uint8) for name in written}
 
 
 def _read(path: Path) -> tuple[str, dict[str, np.ndarray]]:

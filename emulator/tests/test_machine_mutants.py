@@ -1,0 +1,125 @@
+"""Mutants of machine code: what they change, what notices them, and when they are called redundant."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from sass_kernels import assembled
+from tsmla_emulator.prove import check
+from tsmla_emulator.prove.demanded import permuted
+from tsmla_emulator.prove.flow import passed
+from tsmla_emulator.prove.machine_mutants.__main__ import tried
+from tsmla_emulator.prove.machine_mutants.sites import Mutant, mutants
+from tsmla_emulator.prove.machine_mutants.subject import REDUNDANT, SURVIVES, Subject
+from tsmla_emulator.prove.machine_mutants.table import Findings, kept, render
+from tsmla_emulator.prove.unwritten import unwritten
+from tsmla_emulator.prove.values import Values
+from tsmla_emulator.run.sass.uses import uses_of
+
+ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT), str(ROOT / "tests")]  # as pytest has them where it begins in the checkout, not in emulator/
+from built_kernels import OBJECTS, files_in  # noqa: E402
+
+
+def of_lines(*lines: str) -> list[Mutant]:
+    code = assembled([*lines, "EXIT"])
+    return [*mutants("k", "sm_90a", code, uses_of("sm_90a", code))]
+
+
+def same(at: int, instead: str, *lines: str) -> bool:
+    """Whether these lines do the same with another one in a place."""
+    code = assembled([*lines, "EXIT"])
+    (other,) = assembled([instead])
+    return Values("sm_90a", code, uses_of("sm_90a", code)).same(at, other)
+
+
+STORE = "STG.E desc[UR4][R2.64], R10"
+
+
+def test_what_mutants_change():
+    found = [str(mutant) for mutant in of_lines("@P0 LDG.E R10, desc[UR4][R2.64]")]
+    assert len(found) == len({*found}) == 4
+    assert "predicate (guard) at 0x0" in found[0] and "@!P0 LDG" in found[0]
+    assert any("LDG.E R11" in one for one in found) and any("desc[UR6]" in one for one in found)
+    assert any("[R4.64+0x0]" in one for one in found), "an address is two registers"
+
+
+def test_a_barrier_s_test_finds_that_its_phase_is_over():
+    (found,) = (x for x in of_lines("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0") if x.kind == "barrier")
+    assert str(found).endswith("now ISETP.EQ.U32.AND P0, PT, RZ, RZ, PT")
+
+
+def test_numbers_that_a_descriptor_is_made_of_are_changed():
+    made = "UMOV UR7, 0x40000040", "UMOV UR8, 0x1"
+    product = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24, gsb0"
+    found = [x for x in of_lines(*made, product) if x.kind == "descriptor"]
+    assert {x.at for x in found} == {0, 2} and sum(x.at == 0 for x in found) == 32
+
+
+def test_a_result_that_nobody_reads_may_be_any():
+    line = "FADD R10, R11, R12"
+    assert same(0, "FADD R10, R11, R13", line)
+    assert not same(0, "FADD R10, R11, R13", line, STORE)
+
+
+def test_equal_registers_are_one():
+    lines = "FADD R12, R11, R11", "FADD R13, R11, R11", "FADD R10, R12, R12", STORE
+    assert same(2, "FADD R10, R12, R13", *lines)
+    assert not same(2, "FADD R10, R12, R14", *lines)
+    loads = "LDG.E R12, desc[UR4][R2.64]", "LDG.E R13, desc[UR4][R2.64]", *lines[2:]
+    assert not same(2, "FADD R10, R12, R13", *loads), "memory may have changed"
+
+
+def test_a_register_that_ways_leave_different_is_another():
+    lines = "MOV R12, R11", "@P0 BRA 0x30", "FADD R12, R11, R11", "FADD R10, R12, R11", STORE
+    assert not same(3, "FADD R10, R11, R11", *lines)
+    assert same(3, "FADD R10, R11, R11", lines[0], lines[1], "NOP", *lines[3:])
+
+
+def test_bits_that_are_shifted_out_do_not_matter():
+    lines = "PRMT R10, R14, 0x7632, R15", "IMAD.U32 R10, R10, 0x10000, RZ", STORE
+    assert same(0, "PRMT R10, R14, 0x7632, R16", *lines)
+    assert not same(0, "PRMT R10, R13, 0x7632, R15", *lines)
+    assert not same(0, "PRMT R10, R14, 0x7632, R16", lines[0], STORE)
+    assert permuted(0x7632, 0xFFFF) == (0xFFFF0000, 0)
+
+
+def test_reads_that_may_come_before_any_write():
+    code = assembled(["@P0 MOV R10, RZ", "@P0 FADD R11, R10, R10", "@!P0 FADD R11, R10, R10", "EXIT"])
+    found = {at for at, slot in unwritten(code, uses_of("sm_90a", code)) if slot in uses_of("sm_90a", code)[0].written}
+    assert found == {2}
+
+
+def test_accesses_have_the_description_of_the_driver():
+    right, access = "ULDC.64 UR4, c[0x0][0x208]", "LDG.E R10, desc[UR4][R2.64]"
+    for lines, wrong in (((right, access), 0), ((access,), 1), ((right, "UMOV UR5, 0x0", access), 1)):
+        code = assembled([*lines, "EXIT"])
+        assert len(Values("sm_90a", code, uses_of("sm_90a", code)).descriptions()) == wrong
+
+
+def test_a_guard_that_holds_in_no_lane_is_passed():
+    code = assembled(["NOP", "@P0 BRA 0x30", "NOP", "@P1 NOP", "EXIT"])
+    assert passed(code, frozenset({0, 2, 4})) == {0, 1, 2, 3, 4}
+    assert passed(code, frozenset({0})) == {0, 1}
+
+
+@pytest.fixture(scope="module")
+def findings() -> Findings:
+    return tried(Subject(check.find("tsmla_quantize_q_sm_90a_bf16_d512e4m3s512apartwholex64"), files_in(OBJECTS)), 12)
+
+
+def test_nearly_all_mutants_of_a_kernel_are_noticed_or_redundant(findings: Findings):
+    for kind in ("wait", "stall", "barrier", "predicate", "register"):
+        verdicts = findings.verdicts[kind]
+        assert verdicts.get(SURVIVES, 0) <= 1, findings.survivors
+        assert sum(verdicts.values()) - sum(verdicts.get(rule, 0) for rule in REDUNDANT) > 0
+
+
+def test_the_page_says_what_was_kept(findings: Findings, tmp_path: Path):
+    findings.save(tmp_path)
+    assert kept(tmp_path) == [findings]
+    page = render([findings])
+    assert f"| {findings.symbol} | 12 a kind |" in page and "## Kinds" in page
+    assert max(map(len, (line for line in page.splitlines() if not line.startswith("|")))) <= 120

@@ -1,0 +1,220 @@
+"""Yields mutants of machine code: copies of a kernel in which one instruction differs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from ...run.sass.code import Code, UnknownInstruction, register_slot, text_of
+from ...run.sass.lower import lower
+from ...run.sass.model import (
+    ALWAYS,
+    ALWAYS_DONE,
+    ZERO,
+    Address,
+    Constant,
+    Descriptor,
+    Instruction,
+    Integer,
+    Operand,
+    Predicate,
+    Register,
+)
+from ...run.sass.uses import Uses
+from ..flow import UNIFORM, successors
+
+WAIT, STALL, BARRIER, PREDICATE, REGISTER, DESCRIPTOR = KINDS = (
+    "wait", "stall", "barrier", "predicate", "register", "descriptor",
+)  # fmt: skip
+"""What a mutant changes:
+
+- wait: a scoreboard is no longer awaited.
+- stall: the next instruction may follow after one clock.
+- barrier: a wait for a barrier, for groups of copies or of products, or for the kernel before is taken away.
+- predicate: a guard, or a predicate among the operands, is negated.
+- register: a register among the operands is another one, the next of its width.
+- descriptor: one bit differs, of a matrix's or product's description: in the instruction that it is for, or in a number
+  that it is made of.
+"""
+SCHEDULED = (WAIT, STALL)
+"""Kinds that a run cannot show: there, results are there when their instruction has run."""
+_WAITS = {"BAR", "UCGABAR_WAIT", "DEPBAR", "ACQBULK", "WARPSYNC"}
+_DESCRIBES = {"gdesc", "idesc", "tmem"}
+_MAKING = {"UMOV", "ULOP3", "UIADD3", "UPRMT", "MOV", "LOP3", "IADD3", "VIADD", "R2UR", "IMAD"}
+"""Opcodes of which a descriptor is made."""
+_DEPTH = 3
+"""How many of them lie at most between a number and the descriptor that it is part of."""
+_BITS = range(32)
+_LAST_UNIFORM = 62
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A kernel with one instruction changed.
+
+    kernel: its entry. at: the instruction's position. what: which part of it.
+    """
+
+    kind: str
+    kernel: str
+    at: int
+    before: Instruction
+    instead: Instruction
+    what: str = ""
+
+    def __str__(self) -> str:
+        shown = text_of(self.instead)
+        shown = f", now {shown}" if shown != text_of(self.before) else ""
+        what = f" ({self.what})" if self.what else ""
+        return f"{self.kind}{what} at {self.before.address:#x}, {text_of(self.before)}{shown}"
+
+
+def mutants(kernel: str, architecture: str, code: Sequence[Instruction], uses: Sequence[Uses]) -> Iterator[Mutant]:
+    """Yield every mutant of a kernel that is an instruction."""
+    made = _numbers_of_descriptors(code, uses)
+    for at, one in enumerate(code):
+        for kind, instead, what in _changed(one, uses[at], made.get(at, False)):
+            if kind in SCHEDULED or _is_known(architecture, instead):
+                yield Mutant(kind, kernel, at, one, instead, what)
+
+
+def _changed(one: Instruction, used: Uses, describes: bool) -> Iterator[tuple[str, Instruction, str]]:
+    control = one.control
+    for board in range(6):
+        if control.awaits >> board & 1:
+            less = dataclasses.replace(control, awaits=control.awaits & ~(1 << board))
+            yield WAIT, dataclasses.replace(one, control=less), f"SB{board}"
+    if control.stall > 1:
+        yield STALL, dataclasses.replace(one, control=dataclasses.replace(control, stall=1)), f"{control.stall} clocks"
+    if (instead := _without_wait(one)) is not None:
+        yield BARRIER, instead, ""
+    if one.guard.number != ALWAYS:
+        yield PREDICATE, dataclasses.replace(one, guard=_negated(one.guard)), "guard"
+    for place, operand in enumerate(one.operands):
+        for kind, other, what in _others(operand, used):
+            operands = (*one.operands[:place], other, *one.operands[place + 1 :])
+            yield kind, dataclasses.replace(one, operands=operands), f"operand {place}{what}"
+        if describes and isinstance(operand, Integer) and one.opcode in _MAKING:
+            for bit in _BITS:
+                flipped = Integer((operand.value ^ 1 << bit) & 0xFFFFFFFF)
+                operands = (*one.operands[:place], flipped, *one.operands[place + 1 :])
+                yield DESCRIPTOR, dataclasses.replace(one, operands=operands), f"bit {bit}"
+            break
+
+
+def _without_wait(one: Instruction) -> Instruction | None:
+    """A barrier's test finds that its phase is over; what else waits does nothing."""
+    if one.opcode == "SYNCS" and one.modifiers[0] == "PHASECHK":
+        true = Predicate(ALWAYS)
+        operands = (one.operands[0], true, Register(ZERO), Register(ZERO), true)
+        return dataclasses.replace(one, opcode="ISETP", modifiers=("EQ", "U32", "AND"), operands=operands)
+    waits = one.opcode in _WAITS and "ARV" not in one.modifiers
+    if waits or one.opcode == "WARPGROUP" and one.modifiers[0] == "DEPBAR":
+        return dataclasses.replace(one, opcode="NOP", modifiers=(), operands=(), guard=ALWAYS_DONE)
+    return None
+
+
+def _negated(predicate: Predicate) -> Predicate:
+    return dataclasses.replace(predicate, negated=not predicate.negated)
+
+
+def _others(operand: Operand, used: Uses) -> Iterator[tuple[str, Operand, str]]:
+    """Yield what may stand in an operand's place."""
+    match operand:
+        case Predicate() if operand.number != ALWAYS:
+            yield PREDICATE, _negated(operand), ""
+        case Register() if operand.number != ZERO:
+            yield REGISTER, _next(operand, used), ""
+        case Address():
+            for what, other in _other_addresses(operand, used):
+                yield REGISTER, other, what
+        case Constant(index=Register() as index) if index.number != ZERO:
+            yield REGISTER, dataclasses.replace(operand, index=_next(index, used)), " index"
+        case Descriptor():
+            yield REGISTER, dataclasses.replace(operand, register=_next(operand.register, used)), " descriptor"
+            for what, address in _other_addresses(operand.address, used) if operand.address else ():
+                yield REGISTER, dataclasses.replace(operand, address=address), what
+            if operand.kind == "gdesc":
+                for suffix in ("tnspA", "tnspB"):
+                    changed = tuple(x for x in operand.suffixes if x != suffix)
+                    changed = changed if suffix in operand.suffixes else (*changed, suffix)
+                    yield DESCRIPTOR, dataclasses.replace(operand, suffixes=changed), f" {suffix}"
+            if operand.kind == "tmem":
+                for bit in (0, 4, 16):
+                    yield DESCRIPTOR, dataclasses.replace(operand, offset=operand.offset ^ 1 << bit), f" bit {bit}"
+
+
+def _other_addresses(address: Address, used: Uses) -> Iterator[tuple[str, Address]]:
+    if address.base is not None and address.base.number != ZERO:
+        yield " base", dataclasses.replace(address, base=_next(address.base, used))
+    if address.uniform is not None and address.uniform.number != ZERO:
+        yield " uniform", dataclasses.replace(address, uniform=_next(address.uniform, used))
+
+
+def _next(register: Register, used: Uses) -> Register:
+    slot, width = register_slot(register), 1
+    while width < 4 and all(slot + i in used.read or slot + i in used.written for i in range(2 * width)):
+        width *= 2
+    if "64" in register.suffixes:
+        width = max(width, 2)
+    last = _LAST_UNIFORM if register.uniform else ZERO - 1
+    number = register.number + width
+    return dataclasses.replace(register, number=number if number + width - 1 <= last else register.number - width)
+
+
+def _is_known(architecture: str, instead: Instruction) -> bool:
+    """Whether the changed instruction is one: results have no signs, and registers of products begin at some places."""
+    code = Code(architecture, 0, [instead])
+    try:
+        lower(code, 0, instead)
+    except UnknownInstruction:
+        return False
+    return True
+
+
+def _numbers_of_descriptors(code: Sequence[Instruction], uses: Sequence[Uses]) -> dict[int, bool]:
+    """Return the positions of instructions that make a part of a descriptor out of a number."""
+    came: list[list[int]] = [[] for _ in code]
+    for at, targets in enumerate(successors(code)):
+        for target in targets:
+            came[target].append(at)
+    found: dict[int, bool] = {}
+    for at, one in enumerate(code):
+        for operand in one.operands:
+            if isinstance(operand, Descriptor) and operand.kind in _DESCRIBES and operand.register.number != ZERO:
+                first = register_slot(operand.register)
+                wide = 4 if operand.kind == "gdesc" else 2 if operand.kind == "idesc" else 1
+                for slot in range(first, first + wide):
+                    if slot in uses[at].read:
+                        _made_by(code, uses, came, at, slot, _DEPTH, found)
+    return found
+
+
+def _made_by(
+    code: Sequence[Instruction],
+    uses: Sequence[Uses],
+    came: Sequence[Sequence[int]],
+    at: int,
+    slot: int,
+    depth: int,
+    found: dict[int, bool],
+) -> None:
+    waiting, known = [*came[at]], set()
+    while waiting:
+        place = waiting.pop()
+        if place in known:
+            continue
+        known.add(place)
+        if slot not in uses[place].written:
+            waiting += came[place]
+            continue
+        one = code[place]
+        if one.guard != ALWAYS_DONE:
+            waiting += came[place]
+        if one.opcode not in _MAKING or found.get(place):
+            continue
+        found[place] = any(isinstance(operand, Integer) for operand in one.operands)
+        if depth > 1:
+            for read in uses[place].read:
+                if read in UNIFORM or read < UNIFORM.start:
+                    _made_by(code, uses, came, place, read, depth - 1, found)

@@ -1,0 +1,235 @@
+"""Judges mutants of a variant's machine code: what notices them, or why nothing need notice them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from tsmla.identity.variant import Variant
+
+from ...run.host.compile import Compiled, compile_for_emulation
+from ...run.host.memory import GuardError
+from ...run.machine import EmulationError, Module, Options
+from ...run.record import Record, entries
+from ...run.sass.code import text_of
+from ...run.sass.decode import decoded
+from ...run.sass.model import BYTES, Instruction
+from ...run.sass.program import MachineProgram, lowered, machine_code_module
+from ...run.sass.uses import Uses, uses_of
+from .. import check, hazards, latencies
+from ..flow import passed
+from ..mutation.mutate import schedules
+from ..unwritten import unwritten
+from ..values import Values
+from .sites import BARRIER, SCHEDULED, WAIT, Mutant, mutants
+
+_FORK = multiprocessing.get_context("fork")
+UNREACHED, SURVIVES = "unreached", "survives"
+REDUNDANT = {
+    "awaited": "registers that the scoreboard guards are awaited again, on every way, before anything uses them",
+    "time": "after one clock, too, no result is used sooner than ptxas is known to use such a result",
+    "same": "every register that is read later gets the same value, and memory the same access",
+}
+"""Rules by which a mutant is redundant; a program has checked them for each that is called so."""
+_LIMIT = 4
+_SPARE = 100_000
+"""A mutant may run so many times as many instructions as the unchanged kernel, and some more, before it is endless."""
+_FIRST = 3
+"""Schedules that the unchanged kernel has to pass before anything is said of mutants; `mutate` shows that it passes
+the others."""
+_LONG = 2_000_000
+"""Calls with a higher limit run under the first schedule only, unless none is shorter."""
+_FEW = 4
+"""Schedules that tell what a changed value does; the others are for who waits for whom."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What became of a mutant.
+
+    verdict: which check noticed it, a rule of REDUNDANT, UNREACHED, or SURVIVES. text: the first finding.
+    """
+
+    mutant: Mutant
+    verdict: str
+    text: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A recorded call. expected: what it writes. limit: instructions of a mutant. reached: positions, by kernel."""
+
+    record: Record
+    expected: dict[str, np.ndarray]
+    limit: int
+    reached: dict[str, frozenset[int]]
+
+
+class Kernel:
+    """One kernel of a variant: its code and what is known of it before anything runs."""
+
+    def __init__(self, name: str, program: MachineProgram):
+        self.name, self.program = name, program
+        self.architecture = program.kernel.architecture
+        self.code = decoded(program.kernel.code, self.architecture)
+        self.uses: list[Uses] = uses_of(self.architecture, self.code)
+
+    def mutants(self) -> list[Mutant]:
+        """Return the mutants of this kernel."""
+        return [*mutants(self.name, self.architecture, self.code, self.uses)]
+
+    @functools.cached_property
+    def hazards(self) -> hazards.Analysis:
+        return hazards.Analysis(self.code, self.uses, hazards.timed_by_scoreboards([self.code]))
+
+    @functools.cached_property
+    def spacing(self) -> latencies.Spacing:
+        return latencies.Spacing(self.code, self.uses)
+
+    @functools.cached_property
+    def values(self) -> Values:
+        return Values(self.architecture, self.code, self.uses)
+
+    @functools.cached_property
+    def _unwritten(self) -> set[tuple[int, int]]:
+        return unwritten(self.code, self.uses)
+
+    def wrong_use(self, at: int, instead: Instruction) -> str:
+        """Return what is wrong with registers where one instruction takes another's place: a read of what nobody wrote
+        that the kernel does not have, or another description of memory; empty if nothing is."""
+        code = [*self.code[:at], instead, *self.code[at + 1 :]]
+        uses = [*self.uses[:at], *uses_of(self.architecture, [instead]), *self.uses[at + 1 :]]
+        for place, _ in sorted(unwritten(code, uses) - self._unwritten):
+            return f"{code[place].address:#x} {text_of(code[place])}: it may read a register that nobody wrote"
+        return next(iter(Values(self.architecture, code, uses).descriptions()), "")
+
+    def changed(self, at: int, instead: Instruction) -> MachineProgram:
+        """Return the program with one instruction in another's place. Raises UnknownInstruction."""
+        return lowered(self.program.kernel, [*self.code[:at], instead, *self.code[at + 1 :]])
+
+
+class Subject:
+    """A variant whose mutants are judged.
+
+    known: latencies, by default the architecture's. compiled: gives the variant's files.
+    """
+
+    def __init__(
+        self,
+        variant: Variant,
+        compiled: Callable[[Variant], Compiled] = compile_for_emulation,
+        known: latencies.Known | None = None,
+    ):
+        self.symbol = variant.symbol()
+        self._known = latencies.known_latencies(variant.arch.value) if known is None else known
+        files = compiled(variant)
+        with tempfile.TemporaryDirectory() as scratch:
+            recording = _FORK.Process(target=_recorded, args=(variant, files, Path(scratch)))
+            recording.start()  # a process of its own: its tensors lie where the records' memory will
+            recording.join()
+            if recording.exitcode:
+                raise RuntimeError(f"{self.symbol} itself fails: its calls cannot be recorded")
+            paths = sorted(Path(scratch).glob("*.npz"))
+            records = [Record(path) for path in paths]
+            names = frozenset[str]().union(*map(entries, paths))
+        self._module = machine_code_module(files.machine_code or files.library, names)
+        programs = {name: self._module.programs[name] for name in sorted(names)}
+        self.kernels = {name: Kernel(name, one) for name, one in programs.items() if isinstance(one, MachineProgram)}
+        self._calls = [self._unchanged(record) for record in records]
+        self._calls.sort(key=lambda call: call.limit)
+        threads = max(launch.block[0] * launch.block[1] * launch.block[2] for x in records for launch in x.launches)
+        self._schedules = [options for _, options in schedules(-(-threads // 32))]
+        for options, call in itertools.product(self._schedules[:_FIRST], self._calls):
+            if problem := self._problem(self._module, call, options):
+                raise RuntimeError(f"{self.symbol} itself fails: {problem}")
+
+    def reaches(self, mutant: Mutant) -> bool:
+        """Whether a mutant can be judged: a call reaches it, or none need."""
+        return mutant.kind in SCHEDULED or bool(self._reaching(mutant))
+
+    def _reaching(self, mutant: Mutant) -> list[_Call]:
+        return [call for call in self._calls if mutant.at in call.reached[mutant.kernel]]
+
+    def judged(self, mutant: Mutant) -> Result:
+        """Return what becomes of a mutant that can be judged."""
+        kernel = self.kernels[mutant.kernel]
+        if mutant.kind in SCHEDULED:
+            return _scheduled(kernel, mutant, self._known)
+        calls = self._reaching(mutant)
+        if kernel.values.same(mutant.at, mutant.instead):
+            return Result(mutant, "same")
+        module = self._changed(kernel, mutant)
+        every = self._schedules if mutant.kind == BARRIER else self._schedules[:_FEW]
+        for number, (options, call) in enumerate(itertools.product(every, calls)):
+            if number >= len(calls) and call.limit > _LONG and call is not calls[0]:
+                continue
+            if problem := self._problem(module, call, options):
+                return Result(mutant, *problem)
+        if wrong := kernel.wrong_use(mutant.at, mutant.instead):
+            return Result(mutant, "registers", wrong)
+        return Result(mutant, SURVIVES)
+
+    def _unchanged(self, record: Record) -> _Call:
+        executed: dict[str, set[int]] = {name: set() for name in self.kernels}
+        steps = 0
+        for mode in ("late", "eager"):
+            report, expected = record.run(self._module, Options(async_mode=mode, count=True))
+            steps = max(steps, report.warp_instructions)
+            entries = self._module.entries
+            for entry, _, index in report.lanes:
+                executed[entry].add(entries[entry].instructions[index].line // BYTES)
+        reached = {name: passed(self.kernels[name].code, frozenset(ats)) for name, ats in executed.items()}
+        return _Call(record, expected, _LIMIT * steps + _SPARE, reached)
+
+    def _changed(self, kernel: Kernel, mutant: Mutant) -> Module:
+        program = kernel.changed(mutant.at, mutant.instead)
+        module = dataclasses.replace(self._module, entries={**self._module.entries, kernel.name: program.entry})
+        module.programs.update(self._module.programs)
+        module.programs[kernel.name] = program
+        return module
+
+    @staticmethod
+    def _problem(module: Module, call: _Call, options: Options) -> tuple[str, str] | None:
+        try:
+            _, results = call.record.run(module, dataclasses.replace(options, limit=call.limit))
+        except EmulationError as error:
+            return error.kind, str(error).splitlines()[0]
+        except GuardError as error:
+            return "guard", str(error).splitlines()[0]
+        for name, expected in call.expected.items():
+            if not np.array_equal(results[name], expected):
+                return "values", f"other bytes in {name}"
+        return None
+
+
+def _recorded(variant: Variant, files: Compiled, directory: Path) -> None:
+    """Record the calls of `check`, of which some reach every instruction that any call reaches."""
+    verdict = check.check(
+        variant,
+        Options(machine_code=True),
+        record_to=directory,
+        compiled=lambda _: files,
+        all_ways=True,
+        at_bounds=True,
+    )
+    if verdict.error:
+        raise RuntimeError(verdict.error)
+
+
+def _scheduled(kernel: Kernel, mutant: Mutant, known: latencies.Known) -> Result:
+    found: Iterator[object]
+    if mutant.kind == WAIT:
+        found = iter(kernel.hazards.hazards_with(mutant.at, mutant.instead))
+    else:
+        stall = mutant.instead.control.stall
+        found = iter(latencies.too_soon(kernel.spacing.with_stall(mutant.at, stall), known))
+    first = next(found, None)
+    if first is not None:
+        return Result(mutant, "hazard", str(first))
+    return Result(mutant, "awaited" if mutant.kind == WAIT else "time")

@@ -1,0 +1,282 @@
+"""Finds registers of machine code that hold one value whichever way the code goes.
+
+Values have numbers: equal operations on equal values give one number, loads and the like a new one wherever they stand.
+Where ways meet with different values, the register has a value of its own there. So equal numbers are equal values;
+different ones need not differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+from ..run.sass.code import predicate_slot, register_slot, text_of
+from ..run.sass.model import (
+    ALWAYS_DONE,
+    ZERO,
+    Address,
+    Constant,
+    Descriptor,
+    Instruction,
+    Integer,
+    Predicate,
+    Register,
+    Special,
+)
+from ..run.sass.program import BANKS
+from ..run.sass.uses import Uses, uses_of
+from .demanded import ALL, Demanded, permuted
+from .flow import PREDICATES, successors
+
+_COMPUTED = {
+    "BMSK", "FADD", "FADD2", "FFMA", "FFMA2", "FLO", "FMNMX", "FMNMX3", "FMUL", "FMUL2", "FSEL", "FSETP", "F2FP", "F2I",
+    "HADD2", "HFMA2", "HMNMX2", "I2F", "I2FP", "IABS", "IADD3", "IMAD", "IMNMX", "ISETP", "LDC", "LDCU", "LEA", "LOP3",
+    "MOV", "MUFU", "P2R", "PLOP3", "POPC", "PRMT", "R2P", "SEL", "SGXT", "SHF", "UFLO", "UIADD3", "UIMAD", "UISETP",
+    "ULDC", "ULEA", "ULOP3", "UMOV", "UPLOP3", "UPOPC", "UPRMT", "USEL", "USGXT", "USHF", "VHMNMX", "VIADD",
+    "VIADDMNMX", "VIMNMX", "VIMNMX3", "CS2R",
+}  # fmt: skip
+"""Opcodes whose results depend on their operands alone."""
+_FIXED = {"SR_TID.X", "SR_TID.Y", "SR_TID.Z", "SR_CTAID.X", "SR_CTAID.Y", "SR_CTAID.Z", "SR_LANEID", "SR_CgaCtaId"}
+"""Special registers that do not change while a thread runs."""
+_LOADS = {"ULDC.64", "LDCU.64", "LDC.64"}
+_GLOBAL = {"LDG", "STG", "LDGSTS", "LD", "ST", "ATOM", "ATOMG", "RED", "REDG"}
+_MOVES = {"MOV", "UMOV", "IMAD.MOV", "IMAD.MOV.U32"}
+State = dict[int, int]
+"""Slot -> number of its value; a slot that is not there holds what it held at first."""
+
+
+class Values:
+    """The values of registers before each instruction of a kernel."""
+
+    def __init__(self, architecture: str, instructions: Sequence[Instruction], uses: Sequence[Uses]):
+        self.instructions, self.uses = instructions, uses
+        self._architecture = architecture
+        self._numbers: dict[Hashable, int] = {}
+        self._keys: list[Hashable] = []
+        self._meet: set[tuple[int, int]] = set()
+        self._after = successors(instructions)
+        self._before = self._followed()
+        self._demanded = Demanded(instructions, uses)
+
+    def same(self, at: int, instead: Instruction) -> bool:
+        """Whether another instruction does the same as the one at a position: the same to memory and to where the code
+        goes on, and the same values in all registers that are read behind it."""
+        before = self._before.get(at)
+        if before is None:
+            return True
+        own = self.instructions[at]
+        (used,) = uses_of(self._architecture, [instead])
+        if not _is_computed(own) and self._done(own, self.uses[at], before) != self._done(instead, used, before):
+            return False
+        changed = self.uses[at].written | used.written
+        if own.opcode == instead.opcode == "PRMT" and len(changed) == 1:
+            (slot,) = changed
+            wanted = self._demanded.behind(at, slot)
+            return self._permuted(own, before, wanted) == self._permuted(instead, before, wanted)
+        left, other = self._behind(at, own, self.uses[at], before), self._behind(at, instead, used, before)
+        return self._agree(at, left, other)
+
+    def _agree(self, at: int, left: State, other: State) -> bool:
+        """Whether what follows an instruction does the same from two states, which a few instructions make one again,
+        or only differ where nobody reads."""
+        waiting = [(at, left, other)]
+        known: set[int] = set()
+        while waiting:
+            at, left, other = waiting.pop()
+            differ = {slot for slot in left.keys() | other.keys() if self._in(left, slot) != self._in(other, slot)}
+            if not any(self._demanded.behind(at, slot) for slot in differ):
+                continue
+            for target in self._after[at]:
+                one, used = self.instructions[target], self.uses[target]
+                if target in known or len(known) > _FAR:
+                    return False
+                known.add(target)
+                if not _is_computed(one) and self._done(one, used, left) != self._done(one, used, other):
+                    return False
+                waiting.append((target, self._behind(target, one, used, left), self._behind(target, one, used, other)))
+        return True
+
+    def _in(self, state: State, slot: int) -> int:
+        return state.get(slot, self._first(slot))
+
+    def _permuted(self, one: Instruction, before: State, wanted: int) -> Hashable:
+        """What PRMT puts into the bits that matter."""
+        _, a, selector, b = one.operands
+        if not isinstance(selector, Integer):
+            return one
+        values = (
+            self._valued(operand, Uses(frozenset(range(ZERO * 2)), frozenset()), before) if mask else None
+            for operand, mask in zip((a, b), permuted(selector.value, wanted), strict=True)
+        )
+        return tuple(values), selector, self._guard(one, before) if one.guard != ALWAYS_DONE else None
+
+    def descriptions(self) -> list[str]:
+        """Return the accesses to global memory whose description may not be the one that the driver gives, in words."""
+        found = []
+        for at in sorted(self._before):
+            one = self.instructions[at]
+            for operand in one.operands if one.opcode in _GLOBAL else ():
+                if isinstance(operand, Descriptor) and self.loaded(at, operand.register) != Constant(
+                    0, BANKS[self._architecture].memory
+                ):
+                    found.append(f"{one.address:#x} {text_of(one)}: its description may be another one")
+        return found
+
+    def held(self, at: int, slot: int) -> int:
+        """Return the number of the value that a slot holds before an instruction."""
+        return self._before.get(at, {}).get(slot, self._first(slot))
+
+    def loaded(self, at: int, register: Register) -> Constant | None:
+        """Return the constant, 64 bits, that a register and the next one hold before an instruction."""
+        first, second = (self.held(at, register_slot(register) + half) for half in (0, 1))
+        match self._keys[first]:
+            case (what, name, (Constant() as constant,), 0) if name in _LOADS:
+                return constant if second == self._numbers.get((what, name, (constant,), 1)) else None
+        return None
+
+    def _first(self, slot: int) -> int:
+        return self._number(("first", slot))
+
+    def _number(self, key: Hashable) -> int:
+        if key not in self._numbers:
+            self._numbers[key] = len(self._keys)
+            self._keys.append(key)
+        return self._numbers[key]
+
+    def _followed(self) -> dict[int, State]:
+        before: dict[int, State] = {0: {}}
+        came: dict[int, dict[int, State]] = {}
+        waiting = [0]
+        while waiting:
+            at = waiting.pop()
+            left = self._behind(at, self.instructions[at], self.uses[at], before[at])
+            for target in self._after[at]:
+                ways = came.setdefault(target, {})
+                ways[at] = left
+                state = left if len(ways) == 1 else self._met(target, [*ways.values()])
+                if before.get(target) != state:
+                    before[target] = state
+                    waiting.append(target)
+        return before
+
+    def _met(self, at: int, ways: Sequence[State]) -> State:
+        first, *others = ways
+        found = {}
+        for slot in set().union(*ways):
+            value = first.get(slot, self._first(slot))
+            differ = any(other.get(slot, self._first(slot)) != value for other in others)
+            if differ or (at, slot) in self._meet:
+                self._meet.add((at, slot))
+                value = self._number(("met", at, slot))
+            found[slot] = value
+        return found
+
+    def _behind(self, at: int, instruction: Instruction, used: Uses, before: State) -> State:
+        if not used.written:
+            return before
+        found = dict(before)
+        done = self._done(instruction, used, before) if _is_computed(instruction) else ("at", at)
+        for place, slot in enumerate(sorted(used.written)):
+            value = self._number((*done, place))
+            if len(used.written) == 1:
+                value = self._kept(instruction, before, value)
+            if instruction.guard != ALWAYS_DONE:
+                old = before.get(slot, self._first(slot))
+                value = old if value == old else self._number(("if", self._guard(instruction, before), value, old))
+            found[slot] = value
+        return found
+
+    def _kept(self, instruction: Instruction, before: State, otherwise: int) -> int:
+        """Return the number of the operand that a move, or an addition of what is shifted out, gives unchanged."""
+        match instruction.name, instruction.operands:
+            case name, (*_, Register(suffixes=(), negated=False, absolute=False, inverted=False) as kept) if (
+                name in _MOVES and kept.number != ZERO
+            ):
+                return self._of(kept, before)
+            case "LEA" | "ULEA", (
+                _,
+                Register(negated=False) as shifted,
+                Register(negated=False) as kept,
+                Integer(by),
+            ) if shifted.number != ZERO and kept.number != ZERO:
+                match self._keys[self._of(shifted, before)]:
+                    case (_, made, (Integer(value),), 0) if made in _MOVES and value << by & ALL == 0:
+                        return self._of(kept, before)
+        return otherwise
+
+    def _of(self, register: Register, before: State) -> int:
+        slot = register_slot(register)
+        return before.get(slot, self._first(slot))
+
+    def _guard(self, instruction: Instruction, before: State) -> Hashable:
+        slot = predicate_slot(instruction.guard)
+        return before.get(slot, self._first(slot)), instruction.guard.negated
+
+    def _done(self, instruction: Instruction, used: Uses, before: State) -> tuple[Hashable, ...]:
+        """What an instruction does, with values in the place of the registers that it reads, and without those that it
+        writes."""
+        results = sum(_is_result(operand, used) for operand in instruction.operands[:1])
+        sources = instruction.operands[results:]
+        scalars = {register_slot(x) for x in sources if isinstance(x, Register) and x.number != ZERO}
+        if _is_computed(instruction) and used.read - PREDICATES == scalars and not _is_wide(instruction):
+            used = Uses(used.read & PREDICATES, used.written)  # each operand is one register
+        operands = tuple(self._valued(operand, used, before) for operand in sources)
+        if instruction.guard != ALWAYS_DONE and not _is_computed(instruction):
+            return "done", instruction.name, operands, self._guard(instruction, before)
+        return "done", instruction.name, operands
+
+    def _valued(self, operand: Hashable, used: Uses, before: State) -> Hashable:
+        match operand:
+            case Register() if operand.number != ZERO:
+                slot = register_slot(operand)
+                values = [self._of(operand, before)]
+                slot += 1
+                while slot in used.read and len(values) < _LONGEST:
+                    values.append(before.get(slot, self._first(slot)))
+                    slot += 1
+                return dataclasses.replace(operand, number=0), operand.uniform, tuple(values)
+            case Predicate() if operand.number < 7:
+                slot = predicate_slot(operand)
+                if slot not in used.read:
+                    return "result"
+                return before.get(slot, self._first(slot)), operand.negated
+            case Address():
+                return "address", self._parts(operand.base, operand.uniform, used, before), operand.offset
+            case Descriptor():
+                parts = self._parts(operand.register, operand.address, used, before)
+                return operand.kind, parts, operand.offset, operand.suffixes
+            case Constant(index=None, bank=int()):
+                return operand
+            case Constant():
+                parts = self._parts(operand.index, operand.bank, used, before)
+                return dataclasses.replace(operand, index=None, bank=0), parts
+        return operand
+
+    def _parts(self, one: Hashable, other: Hashable, used: Uses, before: State) -> Hashable:
+        return self._valued(one, used, before), self._valued(other, used, before)
+
+
+_FAR = 100
+"""Instructions that two states are followed for at most."""
+_LONGEST = 256
+"""Registers that an operand has at most: the sums of a product of matrices."""
+
+
+def _is_computed(instruction: Instruction) -> bool:
+    if instruction.opcode in ("S2R", "S2UR"):
+        return isinstance(instruction.operands[1], Special) and instruction.operands[1].name in _FIXED
+    return instruction.opcode in _COMPUTED
+
+
+def _is_wide(instruction: Instruction) -> bool:
+    wide = {"WIDE", "64"} & {*instruction.modifiers} or instruction.opcode in ("FADD2", "FMUL2", "FFMA2")
+    return bool(wide) or any("64" in x.suffixes for x in instruction.operands if isinstance(x, Register))
+
+
+def _is_result(operand: object, used: Uses) -> bool:
+    match operand:
+        case Register():
+            return operand.number == ZERO or register_slot(operand) in used.written
+        case Predicate():
+            return operand.number == 7 or predicate_slot(operand) in used.written
+    return False
