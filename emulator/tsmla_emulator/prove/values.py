@@ -8,6 +8,7 @@ different ones need not differ.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Hashable, Sequence
 
 from ..run.sass.code import predicate_slot, register_slot, text_of
@@ -36,6 +37,8 @@ _COMPUTED = {
     "VIADDMNMX", "VIMNMX", "VIMNMX3", "CS2R",
 }  # fmt: skip
 """Opcodes whose results depend on their operands alone."""
+_SLEEPS = {"NANOSLEEP", "YIELD"}
+"""Opcodes that only take time."""
 _FIXED = {"SR_TID.X", "SR_TID.Y", "SR_TID.Z", "SR_CTAID.X", "SR_CTAID.Y", "SR_CTAID.Z", "SR_LANEID", "SR_CgaCtaId"}
 """Special registers that do not change while a thread runs."""
 _LOADS = {"ULDC.64", "LDCU.64", "LDC.64"}
@@ -62,9 +65,9 @@ class Values:
         """Whether another instruction does the same as the one at a position: the same to memory and to where the code
         goes on, and the same values in all registers that are read behind it."""
         before = self._before.get(at)
-        if before is None:
-            return True
         own = self.instructions[at]
+        if before is None or own.opcode == instead.opcode in _SLEEPS:
+            return True
         (used,) = uses_of(self._architecture, [instead])
         if not _is_computed(own) and self._done(own, self.uses[at], before) != self._done(instead, used, before):
             return False
@@ -148,7 +151,7 @@ class Values:
         came: dict[int, dict[int, State]] = {}
         waiting = [0]
         while waiting:
-            at = waiting.pop()
+            at = heapq.heappop(waiting)  # the first, so that ways that meet are known before what follows them
             left = self._behind(at, self.instructions[at], self.uses[at], before[at])
             for target in self._after[at]:
                 ways = came.setdefault(target, {})
@@ -156,7 +159,8 @@ class Values:
                 state = left if len(ways) == 1 else self._met(target, [*ways.values()])
                 if before.get(target) != state:
                     before[target] = state
-                    waiting.append(target)
+                    if target not in waiting:
+                        heapq.heappush(waiting, target)
         return before
 
     def _met(self, at: int, ways: Sequence[State]) -> State:

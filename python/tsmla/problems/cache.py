@@ -132,19 +132,19 @@ def keys(case: CacheCase | QueryCase, dtype: torch.dtype) -> tuple[torch.Tensor,
 
 
 def _cache(case: CacheCase, row: RowFormat, memory: Memory) -> _Tensors:
-    """Return the tensors of a cache that nobody wrote."""
+    """Return the tensors of a cache that nobody wrote. Where rows lie apart, pages do so by a row more."""
     width = row.pieces[0].columns if row.apart else row.bytes * 8 // row.pieces[0].dtype.bits
     shapes = {"cache": (width, row.pieces[0].dtype)}
     if row.apart:
         shapes["rope_cache"] = 64, row.pieces[1].dtype
-    gap = _GAP if case.strided else 0
+    gap, rows = (_GAP, case.page + 1) if case.strided else (0, case.page)
     tensors = {
-        name: memory.allocate((case.pages, case.page, width), TORCH_DTYPE_OF[dtype], gap=gap)
+        name: memory.allocate((case.pages, rows, width), TORCH_DTYPE_OF[dtype], gap=gap)
         for name, (width, dtype) in shapes.items()
     }
     if row.apart:
-        tensors["scale_cache"] = memory.allocate((case.pages, case.page), torch.float32, gap=gap)
-    return tensors
+        tensors["scale_cache"] = memory.allocate((case.pages, rows), torch.float32, gap=gap)
+    return {name: tensor[:, : case.page] for name, tensor in tensors.items()}
 
 
 def _pieces(cache: _Tensors, row: RowFormat) -> _Tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...run.sass.code import Code, UnknownInstruction, register_slot, text_of
 from ...run.sass.lower import lower
@@ -21,7 +21,7 @@ from ...run.sass.model import (
     Register,
 )
 from ...run.sass.uses import Uses
-from ..flow import UNIFORM, successors
+from ..flow import PREDICATES, successors
 
 WAIT, STALL, BARRIER, PREDICATE, REGISTER, DESCRIPTOR = KINDS = (
     "wait", "stall", "barrier", "predicate", "register", "descriptor",
@@ -33,18 +33,22 @@ WAIT, STALL, BARRIER, PREDICATE, REGISTER, DESCRIPTOR = KINDS = (
 - barrier: a wait for a barrier, for groups of copies or of products, or for the kernel before is taken away.
 - predicate: a guard, or a predicate among the operands, is negated.
 - register: a register among the operands is another one, the next of its width.
-- descriptor: one bit differs, of a matrix's or product's description: in the instruction that it is for, or in a number
-  that it is made of.
+- descriptor: one bit that means something differs, of a matrix's or product's description: in the instruction that it
+  is for, or in a number that it is made of.
 """
 SCHEDULED = (WAIT, STALL)
 """Kinds that a run cannot show: there, results are there when their instruction has run."""
 _WAITS = {"BAR", "UCGABAR_WAIT", "DEPBAR", "ACQBULK", "WARPSYNC"}
-_DESCRIBES = {"gdesc", "idesc", "tmem"}
+_WORDS = {"gdesc": (0, 1, 0, 1), "idesc": (None, None), "tmem": (None,)}
+"""Kind of a descriptor -> the words that its registers hold."""
 _MAKING = {"UMOV", "ULOP3", "UIADD3", "UPRMT", "MOV", "LOP3", "IADD3", "VIADD", "R2UR", "IMAD"}
 """Opcodes of which a descriptor is made."""
 _DEPTH = 3
 """How many of them lie at most between a number and the descriptor that it is part of."""
-_BITS = range(32)
+_BITS = {0: range(14), 1: (*range(14), 30, 31), None: range(32)}
+"""Bits of a matrix's description that are tried, by its word: its place in shared memory, in 16 bytes; the distance of
+its rows, and how it is swizzled. Others are reserved, or count without a swizzle only. Of other descriptions (None),
+all bits are."""
 _LAST_UNIFORM = 62
 
 
@@ -73,12 +77,12 @@ def mutants(kernel: str, architecture: str, code: Sequence[Instruction], uses: S
     """Yield every mutant of a kernel that is an instruction."""
     made = _numbers_of_descriptors(code, uses)
     for at, one in enumerate(code):
-        for kind, instead, what in _changed(one, uses[at], made.get(at, False)):
+        for kind, instead, what in _changed(one, uses[at], made.get(at, ())):
             if kind in SCHEDULED or _is_known(architecture, instead):
                 yield Mutant(kind, kernel, at, one, instead, what)
 
 
-def _changed(one: Instruction, used: Uses, describes: bool) -> Iterator[tuple[str, Instruction, str]]:
+def _changed(one: Instruction, used: Uses, bits: Iterable[int]) -> Iterator[tuple[str, Instruction, str]]:
     control = one.control
     for board in range(6):
         if control.awaits >> board & 1:
@@ -94,8 +98,8 @@ def _changed(one: Instruction, used: Uses, describes: bool) -> Iterator[tuple[st
         for kind, other, what in _others(operand, used):
             operands = (*one.operands[:place], other, *one.operands[place + 1 :])
             yield kind, dataclasses.replace(one, operands=operands), f"operand {place}{what}"
-        if describes and isinstance(operand, Integer) and one.opcode in _MAKING:
-            for bit in _BITS:
+        if bits and isinstance(operand, Integer):
+            for bit in bits:
                 flipped = Integer((operand.value ^ 1 << bit) & 0xFFFFFFFF)
                 operands = (*one.operands[:place], flipped, *one.operands[place + 1 :])
                 yield DESCRIPTOR, dataclasses.replace(one, operands=operands), f"bit {bit}"
@@ -172,21 +176,20 @@ def _is_known(architecture: str, instead: Instruction) -> bool:
     return True
 
 
-def _numbers_of_descriptors(code: Sequence[Instruction], uses: Sequence[Uses]) -> dict[int, bool]:
-    """Return the positions of instructions that make a part of a descriptor out of a number."""
+def _numbers_of_descriptors(code: Sequence[Instruction], uses: Sequence[Uses]) -> dict[int, Iterable[int]]:
+    """Return the positions of instructions that make a part of a descriptor out of a number, with the bits to try."""
     came: list[list[int]] = [[] for _ in code]
     for at, targets in enumerate(successors(code)):
         for target in targets:
             came[target].append(at)
-    found: dict[int, bool] = {}
+    found: dict[int, Iterable[int]] = {}
     for at, one in enumerate(code):
         for operand in one.operands:
-            if isinstance(operand, Descriptor) and operand.kind in _DESCRIBES and operand.register.number != ZERO:
-                first = register_slot(operand.register)
-                wide = 4 if operand.kind == "gdesc" else 2 if operand.kind == "idesc" else 1
-                for slot in range(first, first + wide):
-                    if slot in uses[at].read:
-                        _made_by(code, uses, came, at, slot, _DEPTH, found)
+            if isinstance(operand, Descriptor) and operand.kind in _WORDS and operand.register.number != ZERO:
+                for place, slot in enumerate(range(first := register_slot(operand.register), first + 4)):
+                    if slot in uses[at].read and place < len(_WORDS[operand.kind]):
+                        made = _made_by(code, uses, came, at, slot, _DEPTH)
+                        found.update({maker: _BITS[_WORDS[operand.kind][place]] for maker in made - found.keys()})
     return found
 
 
@@ -197,24 +200,21 @@ def _made_by(
     at: int,
     slot: int,
     depth: int,
-    found: dict[int, bool],
-) -> None:
-    waiting, known = [*came[at]], set()
+) -> set[int]:
+    """Return the instructions with a number whose result a slot may hold before one, or that it is made of."""
+    waiting, known, found = [*came[at]], set[int](), set[int]()
     while waiting:
         place = waiting.pop()
         if place in known:
             continue
         known.add(place)
-        if slot not in uses[place].written:
-            waiting += came[place]
-            continue
         one = code[place]
-        if one.guard != ALWAYS_DONE:
+        if slot not in uses[place].written or one.guard != ALWAYS_DONE:
             waiting += came[place]
-        if one.opcode not in _MAKING or found.get(place):
+        if slot not in uses[place].written or one.opcode not in _MAKING:
             continue
-        found[place] = any(isinstance(operand, Integer) for operand in one.operands)
-        if depth > 1:
-            for read in uses[place].read:
-                if read in UNIFORM or read < UNIFORM.start:
-                    _made_by(code, uses, came, place, read, depth - 1, found)
+        if any(isinstance(operand, Integer) for operand in one.operands):
+            found.add(place)
+        for read in uses[place].read - PREDICATES if depth > 1 else ():
+            found |= _made_by(code, uses, came, place, read, depth - 1)
+    return found
