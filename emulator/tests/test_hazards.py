@@ -104,6 +104,15 @@ def test_clocks_pass_on_the_shortest_way():
     jump = ("@P0 BRA 0x30", {"stall": 5})
     found = spaced(("FADD R10, R11, R12", {"stall": 1}), jump, ("NOP", {"stall": 9}), "FADD R13, R10, R12")
     assert [one.clocks for one in found if one.kind == "register"] == [6]
+    later = (
+        ("@P0 BRA 0x50", {"stall": 5}),
+        ("NOP", {"stall": 9}),
+        "FADD R13, R10, R12",
+        "EXIT",
+        ("BRA 0x30", {"stall": 5}),
+    )
+    found = spaced(("FADD R10, R11, R12", {"stall": 1}), *later)
+    assert [one.clocks for one in found if one.kind == "register"] == [11]
 
 
 def test_a_stall_counts_for_all_that_is_under_way():
