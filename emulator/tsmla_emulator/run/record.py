@@ -26,10 +26,12 @@ from typing import Any
 import numpy as np
 
 from . import machine
-from .host.memory import POISON, allocate, check_guards
+from .host.memory import GUARD, POISON, allocate, check_guards
 from .machine import Launch, Module, Options, Region, Report
 
 _ARRAY = "memory/"
+_APART = 2 * GUARD + 0x2000
+"""Bytes between regions with guard zones of their own, at least: the zones, and what is left of pages."""
 
 
 class RecordError(ValueError):
@@ -95,16 +97,30 @@ class Record:
         Raises EmulationError and GuardError.
         """
         launches = self.launches
-        held = {r.name: allocate(r.size, r.address) for r in self._regions}
+        held = [allocate(end - first, first) for first, end in self._blocks()]  # until the run is over
+        addresses = {region.name: region.address for region in self._regions}
         for name, content in self._contents.items():
-            ctypes.memmove(held[name][0].address, content, len(content))
+            ctypes.memmove(addresses[name], content, len(content))
         if only is not None:
             machine.run_launches(module, launches[:only], self._regions, Options())
             launches = launches[only : only + 1]
         report = machine.run_launches(module, launches, self._regions, options)
         check_guards()
-        written = [region.name for region in self._regions if region.writable]
-        return report, {name: np.frombuffer(bytes(held[name][1]), np.uint8) for name in written}
+        written = [region for region in self._regions if region.writable]
+        results = {r.name: np.frombuffer(ctypes.string_at(r.address, r.size), np.uint8) for r in written}
+        del held
+        return report, results
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        """Return first and last address of what is allocated at once: regions too near each other for guard zones."""
+        blocks: list[tuple[int, int]] = []
+        for region in sorted(self._regions, key=lambda region: region.address):
+            first, end = region.address, region.address + region.size
+            if blocks and first - blocks[-1][1] < _APART:
+                first, last = blocks.pop()
+                end = max(end, last)
+            blocks.append((first, end))
+        return blocks
 
 
 def _read(path: Path) -> tuple[str, dict[str, np.ndarray]]:

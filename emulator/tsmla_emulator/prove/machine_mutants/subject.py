@@ -100,6 +100,10 @@ class Kernel:
     def _unwritten(self) -> set[tuple[int, int]]:
         return unwritten(self.code, self.uses)
 
+    @functools.cached_property
+    def _descriptions(self) -> frozenset[str]:
+        return frozenset(self.values.descriptions())
+
     def wrong_use(self, at: int, instead: Instruction) -> str:
         """Return what is wrong with registers where one instruction takes another's place: a read of what nobody wrote
         that the kernel does not have, or another description of memory; empty if nothing is."""
@@ -107,7 +111,8 @@ class Kernel:
         uses = [*self.uses[:at], *uses_of(self.architecture, [instead]), *self.uses[at + 1 :]]
         for place, _ in sorted(unwritten(code, uses) - self._unwritten):
             return f"{code[place].address:#x} {text_of(code[place])}: it may read a register that nobody wrote"
-        return next(iter(Values(self.architecture, code, uses).descriptions()), "")
+        others = Values(self.architecture, code, uses).descriptions()
+        return next((one for one in others if one not in self._descriptions), "")
 
     def changed(self, at: int, instead: Instruction) -> MachineProgram:
         """Return the program with one instruction in another's place. Raises UnknownInstruction."""
