@@ -30,7 +30,8 @@ from .host.memory import GUARD, POISON, allocate, check_guards
 from .machine import Launch, Module, Options, Region, Report
 
 _ARRAY = "memory/"
-_APART = 2 * GUARD + 0x2000
+_PAGE = 4096
+_APART = 2 * GUARD + 2 * _PAGE
 """Bytes between regions with guard zones of their own, at least: the zones, and what is left of pages."""
 
 
@@ -112,10 +113,14 @@ class Record:
         return report, results
 
     def _blocks(self) -> list[tuple[int, int]]:
-        """Return first and last address of what is allocated at once: regions too near each other for guard zones."""
+        """Return where each piece of memory begins and ends that is allocated at once.
+
+        Its guard zone begins with a page, and regions too near each other for zones of their own are in one.
+        """
         blocks: list[tuple[int, int]] = []
         for region in sorted(self._regions, key=lambda region: region.address):
-            first, end = region.address, region.address + region.size
+            end = region.address + region.size
+            first = region.address - (region.address - GUARD) % _PAGE
             if blocks and first - blocks[-1][1] < _APART:
                 first, last = blocks.pop()
                 end = max(end, last)

@@ -9,9 +9,10 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from tsmla.identity.variant import Variant
+from tsmla.identity.variant import PrefillVariant, Variant
 
 from ...run.host.compile import Compiled, compile_for_emulation
 from ...run.host.memory import GuardError
@@ -25,6 +26,7 @@ from ...run.sass.uses import Uses, uses_of
 from .. import check, hazards, latencies
 from ..flow import passed
 from ..mutation.mutate import schedules
+from ..mutation.table import LENGTHS
 from ..unwritten import unwritten
 from ..values import Values
 from .sites import BARRIER, SCHEDULED, WAIT, Mutant, mutants
@@ -140,7 +142,7 @@ class Subject:
             recording.join()
             if recording.exitcode:
                 raise RuntimeError(f"{self.symbol} itself fails: its calls cannot be recorded")
-            paths = sorted(Path(scratch).glob("*.npz"))
+            paths = sorted(Path(scratch).glob("*/*.npz"))
             records = [Record(path) for path in paths]
             names = frozenset[str]().union(*map(entries, paths))
         self._module = machine_code_module(files.machine_code or files.library, names)
@@ -214,17 +216,15 @@ class Subject:
 
 
 def _recorded(variant: Variant, files: Compiled, directory: Path) -> None:
-    """Record the calls of `check`, of which some reach every instruction that any call reaches."""
-    verdict = check.check(
-        variant,
-        Options(machine_code=True),
-        record_to=directory,
-        compiled=lambda _: files,
-        all_ways=True,
-        at_bounds=True,
-    )
-    if verdict.error:
-        raise RuntimeError(verdict.error)
+    """Record the calls of `check`. Those of a prefill have few keys; a second time, its loops go round."""
+    ways: list[dict[str, Any]] = [{"all_ways": True, "at_bounds": True}]
+    if isinstance(variant, PrefillVariant):
+        ways = [{"all_ways": True}, {"lengths": LENGTHS}]
+    for number, way in enumerate(ways):
+        (into := directory / f"{number}").mkdir()
+        verdict = check.check(variant, Options(machine_code=True), record_to=into, compiled=lambda _: files, **way)
+        if verdict.error:
+            raise RuntimeError(verdict.error)
 
 
 def _scheduled(kernel: Kernel, mutant: Mutant, known: latencies.Known) -> Result:
