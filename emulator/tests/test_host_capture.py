@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import struct
 
 import numpy as np
@@ -280,3 +281,17 @@ def test_records_that_cannot_be_read(tmp_path, text, said):
     path.write_text(text)
     with pytest.raises(record.RecordError, match=said):
         record.Record(path)
+
+
+def test_regions_of_a_record_may_lie_side_by_side(tmp_path):
+    first = 0x1000_2000_0200
+    places = {"a": first, "b": first + 128, "c": first + 0x8000}
+    memory = {
+        name: {"address": address, "bytes": 100, "writable": name != "c", "fill": "zeros"}
+        for name, address in places.items()
+    }
+    (path := tmp_path / "r.json").write_text(json.dumps({"memory": memory, "launches": []}))
+    module = machine.parse(".version 9.0\n.target sm_100a\n.address_size 64\n")
+    for _ in range(2):
+        _, results = record.Record(path).run(module, Options())
+        assert {name: bytes(content) for name, content in results.items()} == {"a": bytes(100), "b": bytes(100)}

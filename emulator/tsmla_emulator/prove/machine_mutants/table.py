@@ -33,8 +33,22 @@ program has checked for it:
 
 RULES
 
-All others are open: no call has numbers that tell, or nothing looks. "Reached by no call" are instructions that no
-lane executes; they are tried for *wait* and *stall* only.
+All others are open. "Reached by no call" are mutants of instructions that no warp comes by: of these, only waits and
+stall counts are tried.
+
+What the figures do not say: *awaited* and *time* are the other side of the check that finds hazards, so that each wait
+and each stall count is in one of the two. That a check is right about waits rests on the code that ptxas writes, in
+which it finds nothing; latencies are the shortest that ptxas leaves, not measured ones.
+
+What is open, and why:
+
+- Upper words of 64-bit products and sums (`UIMAD`, `IMAD`, `LEA.HI.X`, `SHF.R.S32.HI`). No call has tensors of more
+  than 4 GiB, so these words are 0, and any register that holds 0 does as well.
+- Division. Where a guard behind `FCHK` is negated, the slow way gives the same quotient; and the last correction of a
+  quotient changes the result for few numbers only, none of which a call has.
+- Guards that only spare work: a later test stops what an earlier one lets through (`write_cache`, a slot behind the
+  last), or all lanes store what one of them would.
+- Waits that never have to wait in a call: for a ring's place that has been free from the start.
 
 `python -m tsmla_emulator.prove.machine_mutants` writes this page; do not edit."""
 
