@@ -17,7 +17,6 @@ import argparse
 import collections
 import dataclasses
 import functools
-import json
 import operator
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,7 @@ from ..run.sass.image import kernels
 from ..run.sass.model import ALWAYS_DONE, Instruction
 from ..run.sass.uses import Uses, uses_of
 from .flow import PREDICATES, UNIFORM, awaited, guard_number, successors
-from .latencies import Seen, Spacing, known_latencies, known_of, seen, too_soon
+from .latencies import Seen, Spacing, known_latencies, known_of, seen, too_soon, written
 
 _SCOREBOARDS = 6
 """Bits above stand for units: a result that no scoreboard says anything of yet, or operands that it reads."""
@@ -205,8 +204,7 @@ def main() -> int:
             count += 1
             print(f"{library} {kernel.entry}: {problem}")
     if given.known:
-        known = {architecture: known_of(one) for architecture, one in sorted(every.items())}
-        given.known.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+        given.known.write_text(written({architecture: known_of(one) for architecture, one in every.items()}))
     print(f"{count} hazards in {len(found)} kernels")
     return 1 if count else 0
 

@@ -177,6 +177,17 @@ def known_latencies(architecture: str, file: Path = LATENCIES) -> Known:
     return json.loads(file.read_text("utf-8"))[architecture]
 
 
+def written(known: dict[str, Known]) -> str:
+    """Return the text of a file for `known_latencies`, a line for each first instruction."""
+    parts = []
+    for architecture, of_one in sorted(known.items()):
+        lines = ",\n".join(
+            f"  {json.dumps(first)}: {json.dumps(of_one[first], sort_keys=True)}" for first in sorted(of_one)
+        )
+        parts.append(f" {json.dumps(architecture)}: {{\n{lines}\n }}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
 def too_soon(found: Iterable[Distance], known: Known) -> list[Distance]:
     """Return the distances that are shorter than any known one."""
     listed = []

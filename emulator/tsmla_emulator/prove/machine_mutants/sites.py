@@ -96,6 +96,8 @@ def _changed(one: Instruction, used: Uses, bits: Iterable[int]) -> Iterator[tupl
         yield PREDICATE, dataclasses.replace(one, guard=_negated(one.guard)), "guard"
     for place, operand in enumerate(one.operands):
         for kind, other, what in _others(operand, used):
+            if "tnspA" in what and isinstance(one.operands[1], Register):
+                continue  # the first factor lies in registers
             operands = (*one.operands[:place], other, *one.operands[place + 1 :])
             yield kind, dataclasses.replace(one, operands=operands), f"operand {place}{what}"
         if bits and isinstance(operand, Integer):
