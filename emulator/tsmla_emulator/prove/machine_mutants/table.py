@@ -42,13 +42,14 @@ which it finds nothing; latencies are the shortest that ptxas leaves, not measur
 
 What is open, and why:
 
-- Upper words of 64-bit products and sums (`UIMAD`, `IMAD`, `LEA.HI.X`, `SHF.R.S32.HI`). No call has tensors of more
+- Upper words of 64-bit products and sums (`UIMAD`, `IMAD`, `LEA.HI.X`, `SHF.R.S32.HI`, `SEL`). No call has tensors of more
   than 4 GiB, so these words are 0, and any register that holds 0 does as well.
 - Division. Where a guard behind `FCHK` is negated, the slow way gives the same quotient; and the last correction of a
   quotient changes the result for few numbers only, none of which a call has.
 - Guards that only spare work: a later test stops what an earlier one lets through (`write_cache`, a slot behind the
   last), or all lanes store what one of them would.
 - Waits that never have to wait in a call: for a ring's place that has been free from the start.
+- Others of prefills and decodes, of which samples are small, have not been looked into.
 
 `python -m tsmla_emulator.prove.machine_mutants` writes this page; do not edit."""
 
