@@ -83,8 +83,8 @@ def _tables(case: CacheCase) -> _Tensors:
     """Return page tables, ends and starts of the requests.
 
     The second of three has no rows, and the last begins at its sixth key. The last two rows are no request's, and no
-    table has the page of the rows before. Of more requests, the first has no rows, and each has more than the one before
-    and begins at another key; tables have pages for the rows behind them, too.
+    table has the page of the rows before. Of more requests, the first has no rows, and each has more than the one
+    before and begins at another key; tables have pages for the rows behind them, too.
     """
     count, first = case.requests, case.tokens // 3
     ends, starts = torch.tensor([0, first, first, case.tokens - 2]), torch.tensor([0, 0, 5])
@@ -132,12 +132,12 @@ def keys(case: CacheCase | QueryCase, dtype: torch.dtype) -> tuple[torch.Tensor,
 
 
 def _cache(case: CacheCase, row: RowFormat, memory: Memory) -> _Tensors:
-    """Return the tensors of a cache that nobody wrote. Where rows lie apart, pages do so by a row more."""
+    """Return the tensors of a cache that nobody wrote."""
     width = row.pieces[0].columns if row.apart else row.bytes * 8 // row.pieces[0].dtype.bits
     shapes = {"cache": (width, row.pieces[0].dtype)}
     if row.apart:
         shapes["rope_cache"] = 64, row.pieces[1].dtype
-    gap, rows = (_GAP, case.page + 1) if case.strided else (0, case.page)
+    gap, rows = _GAP if case.strided else 0, case.page + case.pages_apart
     tensors = {
         name: memory.allocate((case.pages, rows, width), TORCH_DTYPE_OF[dtype], gap=gap)
         for name, (width, dtype) in shapes.items()

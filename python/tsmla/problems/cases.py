@@ -157,7 +157,7 @@ class CacheCase:
     patterns: tokens are all 16-bit patterns.
     tables: rows are read by page tables, not by slots. requests: whose tables these are.
     power_of_two: scales of rows are rounded to powers of two.
-    strided: rows lie apart, and pages by a row more.
+    strided: rows lie apart. pages_apart: pages lie apart by a row.
     """
 
     name: str
@@ -170,6 +170,7 @@ class CacheCase:
     requests: int = 3
     power_of_two: bool = True
     strided: bool = False
+    pages_apart: bool = False
     short: bool = False
 
 
@@ -384,7 +385,7 @@ _CACHE = (
     CacheCase("every number", 1024, 40, 64, 0.37, patterns=True),
     CacheCase("every number, arbitrary scales", 1024, 40, 64, 1e-30, patterns=True, power_of_two=False),
     *(CacheCase(f"pages of {page}", 700, 900 // page, page, tables=True) for page in (1, 32, 64, 128)),
-    CacheCase("slots, pages of 5", 90, 31, 5, strided=True),
+    CacheCase("slots, pages of 5", 90, 31, 5, pages_apart=True),
     CacheCase("11 requests, pages of 5", 90, 31, 5, tables=True, requests=11),
     CacheCase("8192 tokens", 8192, 200, 64, 7.0, strided=True),
 )
