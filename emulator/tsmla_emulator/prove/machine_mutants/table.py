@@ -42,8 +42,8 @@ which it finds nothing; latencies are the shortest that ptxas leaves, not measur
 
 What is open, and why:
 
-- Upper words of 64-bit products and sums (`UIMAD`, `IMAD`, `LEA.HI.X`, `SHF.R.S32.HI`, `SEL`). No call has tensors of more
-  than 4 GiB, so these words are 0, and any register that holds 0 does as well.
+- Upper words of 64-bit products and sums (`UIMAD`, `IMAD`, `LEA.HI.X`, `SHF.R.S32.HI`, `SEL`). No call has tensors of
+  more than 4 GiB, so these words are 0, and any register that holds 0 does as well.
 - Division. Where a guard behind `FCHK` is negated, the slow way gives the same quotient; and the last correction of a
   quotient changes the result for few numbers only, none of which a call has.
 - Guards that only spare work: a later test stops what an earlier one lets through (`write_cache`, a slot behind the
@@ -172,7 +172,8 @@ def _of_kind(kind: str, findings: Sequence[Findings]) -> str:
 
 def _open(one: Findings) -> Iterator[str]:
     if one.survivors:
-        yield from (f"{one.symbol}:", "", "```", *one.survivors, "```", "")
+        wrapped = [textwrap.wrap(line, 116, subsequent_indent="    ", break_on_hyphens=False) for line in one.survivors]
+        yield from (f"{one.symbol}:", "", "```", *("\n".join(lines) for lines in wrapped), "```", "")
 
 
 def _share(part: int, whole: int) -> str:
