@@ -20,7 +20,6 @@ from refusing import refusing
 from tsmla.identity.arch import Arch
 from tsmla.identity.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
 from tsmla.identity.row_format import ROWS
-from tsmla.identity.support import why_unsupported
 from tsmla.identity.variant import Dtype, Variant
 from tsmla.loading import resolve
 from tsmla.operators import checks, examine
@@ -167,11 +166,6 @@ def test_every_tensor_is_a_parameter_of_the_operator(variant) -> None:
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_kernels_take_what_the_table_says(variant, arch) -> None:
     variant = dataclasses.replace(variant, arch=arch)
-    if reason := why_unsupported(variant):
-        assert variant.masked
-        with pytest.raises(ValueError, match=reason.partition(" for ")[0]):
-            registry.recipe(variant)
-        return
     made = registry.recipe(variant)
     table = operator_of(variant).arguments
     assert list(inspect.signature(made.entry.__call__).parameters) == [*(x.name for x in table), "stream"]
@@ -276,12 +270,6 @@ def test_wrong_tensors_are_named_first_and_later(variant, packed, how, arch, lau
     """On the first call of a kind, and after a right one. What is said in full, `test_*_refusals` know."""
     monkeypatch.setattr(checks, "arch_of", lambda device: arch)
     right = call_of(variant, packed)
-    if why_unsupported(dataclasses.replace(variant, arch=arch)):
-        with pytest.raises(
-            tsmla.UnsupportedError, match="key_mask has no kernel for sm_100a yet; it exists for sm_90a"
-        ):
-            function_of(variant)(**paired(right))
-        return
     for argument, seen in itertools.product(given_in(variant, packed), (False, True)):
         resolve.forget()
         if seen:

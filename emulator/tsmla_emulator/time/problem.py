@@ -131,7 +131,7 @@ class Traced:
 
 class PrefillTraced(Traced):
     """A prefill: one CTA at two numbers of KV tiles (when causal, the one that ends at the last key), and one with
-    several query tiles where the kernel has such."""
+    several query tiles where the kernel has such. A key mask has all bits set; its survey is not modelled."""
 
     def __init__(
         self,
@@ -165,9 +165,9 @@ class PrefillTraced(Traced):
         memory = self.memory(machine)
         if (machine, memory) not in self._ends:
             self._ends[machine, memory] = [
-                replay(self.prepared(call, 0, machine), call.report.traces, memory) for call in self.calls
+                replay(self.prepared(call, self.attention, machine), self._traces(call), memory) for call in self.calls
             ]
-        ends, prepared = self._ends[machine, memory], self.prepared(self.calls[1], 0, machine)
+        ends, prepared = self._ends[machine, memory], self.prepared(self.calls[1], self.attention, machine)
         few, many = TILES_TRACED
         per_tile = (ends[1].clocks - ends[0].clocks) / (many - few)
         fixed = ends[0].clocks - few * per_tile
@@ -181,8 +181,16 @@ class PrefillTraced(Traced):
         if self.most > 1:
             details["beside tiles, a further query tile"] = further
         return Modelled(
-            machine, clocks, machine.launch.value, details, ends[1], prepared, self.calls[1].report.traces, per_tile
+            machine, clocks, machine.launch.value, details, ends[1], prepared, self._traces(self.calls[1]), per_tile
         )
+
+    @property
+    def attention(self) -> int:
+        """The number of a call's launch that is attention: a survey of its key mask goes before."""
+        return int(self.variant.masked)
+
+    def _traces(self, call: Call) -> list[Trace]:
+        return [trace for trace in call.report.traces if trace.launch == self.attention]
 
     def memory(self, machine: Machine) -> Memory:
         """Return what a copy finds on average: the first copy of each byte comes from HBM, all others from L2."""
@@ -408,7 +416,10 @@ def _call_prefill(variant: Any, rows: int, keys: int, heads: int = 1) -> None:
         for tokens, dim in ((rows, variant.d_qk), (keys, variant.d_qk), (keys, variant.d_v))
     )
     ends_q, ends_kv = (torch.tensor([0, end], dtype=torch.int32, device="cuda") for end in (rows, keys))
-    tsmla.tsmla_prefill(q, k, v, None, ends_kv, keys, 1, variant.d_qk**-0.5, variant.causal, variant.lse, ends_q, rows)
+    words = torch.full((rows, -(-keys // 32)), -1, dtype=torch.int32, device="cuda") if variant.masked else None
+    tsmla.tsmla_prefill(
+        q, k, v, None, ends_kv, keys, 1, variant.d_qk**-0.5, variant.causal, variant.lse, ends_q, rows, key_mask=words
+    )
 
 
 def _call_decode(variant: Any, shape: Shape) -> None:

@@ -17,8 +17,9 @@ from tsmla.identity.support import SMALLEST_PREFILL_TILE
 
 from ..parts import ptx
 from ..parts.hopper.fragment import QUAD
+from .tile_bounds import LIST_WORDS
 from .tile_scheduler import Packs, QueryTile, query_tile, tile_bound
-from .work_range import tile_at, work_range
+from .work_range import WorkRange, tile_at, work_range
 
 MASK_BITS = 32
 """Keys of a word of a key mask."""
@@ -56,6 +57,12 @@ def list_of(mask: KeyMask, tile: QueryTile, tile_q: int) -> tuple[Int32, Int32, 
 def address_of(low: Int32, high: Int32) -> Int64:
     """The address of two words."""
     return (Int64(high) << 32) | (Int64(low) & 0xFFFFFFFF)
+
+
+def listed_work(words) -> WorkRange:
+    """The KV tiles of a query tile whose list is where LIST_WORDS `words` say."""
+    tiles, low, high = (words[index] for index in range(LIST_WORDS))
+    return WorkRange(tiles, tiles, address_of(low, high))
 
 
 @cute.jit

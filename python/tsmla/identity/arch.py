@@ -44,7 +44,6 @@ class Facts:
     ships: whether wheels have kernels for it and tests run on it; kernels for any other are compiled on request.
     prefill: input dtype -> the output dtypes there are, first what is written unless asked for something else.
     prefill_dims: (d_qk, d_v), the columns of a query or key and of a value -> input dtypes.
-    masked_prefill: whether there is a prefill with a key mask, of all these dtypes and dims.
     deal: how decodes are dealt.
     few_rows_deal: the same for requests with so few rows that they fit in the row tile of another kernel; None where
         there is no other.
@@ -66,7 +65,6 @@ class Facts:
     )
     gathered_dtypes: tuple[Dtype, ...] = ()
     gathered_rows: tuple[str, ...] = ()
-    masked_prefill: bool = False
 
 
 _EIGHT_BITS = {Dtype.E4M3: (Dtype.BF16,), Dtype.E5M2: (Dtype.BF16,)}
@@ -79,7 +77,6 @@ _HOPPER = Facts(
     deal=Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=132),
     gathered_dtypes=tuple(Dtype),
     gathered_rows=("fp8_ds_mla", "snapmla", *_LATENT),
-    masked_prefill=True,
 )
 _BLACKWELL = Facts(
     gpus={"B200": 148, "GB200": 152},

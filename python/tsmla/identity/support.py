@@ -113,14 +113,7 @@ def _why_prefill(variant: PrefillVariant) -> str | None:
             f"prefill of head dims (qk, v) {dims} takes {there}, not {variant.dtype} for {variant.arch}, which has "
             f"{others}"
         )
-    return _why_not_masked(variant) if variant.masked else None
-
-
-def _why_not_masked(variant: PrefillVariant) -> str | None:
-    if not _facts(variant).masked_prefill:
-        there = _listed(arch for arch in Arch if arch.facts.masked_prefill)
-        return f"prefill with a key_mask has no kernel for {variant.arch} yet; it exists for {there}"
-    if variant.causal or not variant.lse:
+    if variant.masked and (variant.causal or not variant.lse):
         return "a prefill with a key_mask is told at run time whether it is causal, and always writes an LSE"
     return None
 

@@ -115,7 +115,7 @@ def tsmla_prefill(
             of word w of a query is key 32 * w + b of its own sequence; the query sees it if the bit is set and, with
             is_causal, if the key is not behind its own position. There must be words for max_seq_len keys. Keys without
             a word are not seen, and bits behind a sequence's last key are ignored, whatever they hold. Keys of which no
-            query of a tile of up to 192 sees any are neither loaded nor multiplied.
+            query of a tile of up to 256 sees any are neither loaded nor multiplied.
 
     Pass arguments by keyword. (None is keyword-only: each such one that is left out would add 25 ns to a call.) Scales
     are Python numbers, passed to the kernel at run time: no value of them needs another kernel.

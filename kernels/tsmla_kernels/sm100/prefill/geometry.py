@@ -8,6 +8,7 @@ from tsmla.identity.dtype import bytes_of
 from tsmla.identity.variant import PrefillVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, TMEM_COLUMNS
+from ...prefill.tile_bounds import LIST_WORDS
 from .plan import TILE, TilePlan, plan_of
 
 HEADER_BYTES = 1536
@@ -130,8 +131,9 @@ class PrefillGeometry:
 
     @property
     def tmem_base_offset(self) -> int:
-        """Offset of the tensor memory address; barriers lie before it."""
-        return self.factors_offset - 16
+        """Offset of the tensor memory address, and behind it the words that say, with a key mask, where the list of KV
+        tiles is; barriers lie before them."""
+        return self.factors_offset - 4 * (1 + LIST_WORDS)
 
     @property
     def tmem_scores(self) -> int:

@@ -28,6 +28,7 @@ from ...parts.query import Map
 from ...prefill import tma
 from ...prefill.call import Copied, PrefillResults, results_of, rows_of
 from ...prefill.tile_scheduler import Packs, packs_of, query_tile, tile_bound
+from ...prefill.visits import KeyMask, key_mask_of, launch_survey, list_of, listed_work
 from ...prefill.work_range import work_range
 from .correct import correct
 from .geometry import SECTION_HEADS, PrefillGeometry
@@ -77,7 +78,11 @@ class PrefillKernel:
         packs = packs_of(given)
         tiles = tile_bound(packs.rows[0], given.cum_seq_lens_q.shape[0] - 1, geometry.rows_together)
         copied, results = Copied(q_maps, k_maps, Map(*v_map)), results_of(given, self.variant.lse)
-        kernel = self.kernel(copied, Map(*out_map), packs, results, given.softmax_scale)
+        mask = key_mask_of(given, self.variant.masked)
+        if mask is not None:
+            launch_survey(mask, packs, geometry.rows_together, geometry.tile_kv, given.pdl, given.stream)
+            given = given._replace(pdl=Int32(1))  # whatever comes before, attention depends on the survey
+        kernel = self.kernel(copied, Map(*out_map), packs, results, given.softmax_scale, mask)
         ctas, cluster = tiles * packs.heads * plan.ctas, plan.ctas if plan.ctas > 1 else None
         launch(kernel, given, ctas, self.schedule.threads, geometry.shared_bytes, cluster)
 
@@ -89,6 +94,7 @@ class PrefillKernel:
         packs: Packs,
         results: PrefillResults,
         softmax_scale: Float32,
+        mask: KeyMask | None,
     ):
         geometry, schedule, variant, plan = self.geometry, self.schedule, self.variant, self.geometry.plan
         is_pair = plan.ctas > 1
@@ -108,24 +114,34 @@ class PrefillKernel:
             packs,
             geometry.rows_together,
             (geometry.d_qk + geometry.d_v) * geometry.element_bytes,
-            section_heads=SECTION_HEADS if const_expr(variant.causal) else None,
+            section_heads=SECTION_HEADS if const_expr(variant.causal or variant.masked) else None,
         )
         if tile.valid:
             if warp == schedule.correct_warpgroup * 4:
                 cute.arch.alloc_tmem(geometry.tmem_columns, shared.tmem_base, is_two_cta=is_pair)
                 cute.arch.relinquish_tmem_alloc_permit(is_two_cta=is_pair)
+            if const_expr(mask is not None):
+                if warp == schedule.load_warp:
+                    with cute.arch.elect_one():
+                        for index, word in enumerate(list_of(mask, tile, geometry.rows_together)):
+                            shared.visits[index] = word
             _meet(geometry)
             tmem.fence_after()
             tmem_base = shared.tmem_base[0]
             spans = (tile.q, tile.kv)
             first_row = tile.tile * geometry.rows_together
-            work = work_range(
-                first_row, geometry.rows_together, geometry.tile_kv, tile.q.length, tile.kv.length, variant.causal
-            )
+            if const_expr(mask is None):
+                causal = variant.causal
+                work = work_range(
+                    first_row, geometry.rows_together, geometry.tile_kv, tile.q.length, tile.kv.length, causal
+                )
+            else:
+                causal = mask.causal
+                work = listed_work(shared.visits)
             rank = rank_of(geometry)
             own_row = first_row + rank * (geometry.query_tiles * geometry.rows)
             works = tuple(
-                tile_work(geometry, own_row + index * geometry.rows, spans, variant.causal, work)
+                tile_work(geometry, own_row + index * geometry.rows, spans, causal, work)
                 for index in range(geometry.query_tiles)
             )
             if warp < schedule.correct_warpgroup * 4:
@@ -139,7 +155,7 @@ class PrefillKernel:
                         other, own = works
                 softmax(
                     variant, geometry, schedule, shared, tmem_base, results, tile.head, spans, work, (own, other),
-                    index, softmax_scale,
+                    index, softmax_scale, mask,
                 )  # fmt: skip
             elif warp < schedule.mma_warp:
                 cute.arch.setmaxregister_decrease(schedule.correct_registers)

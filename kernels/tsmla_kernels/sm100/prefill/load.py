@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ...prefill import tma
+from ...prefill.visits import listed_work
 from ...prefill.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
 from .storage import Shared
@@ -21,6 +22,8 @@ def load(
 ) -> None:  # fmt: skip
     """Load the query tiles from number `first_tile` on, then the KV tiles that the CTA visits; `rows` are those of the
     tiles' head."""
+    if const_expr(work.listed is not None):
+        work = listed_work(shared.visits)
     q, k, (v_atom, v_rows) = rows
     k = tuple((atom, _share(geometry, piece, rank, down=geometry.slot_rows)) for atom, piece in k)
     v = (v_atom, _share(geometry, v_rows, rank, across=geometry.slot_elements))

@@ -45,7 +45,7 @@ class PrefillSchedule:
         # compiler, which Rubin needs, spills in 8-bit ones without a mask, too. A pair's kernel spills with 232
         # registers for the softmax, whatever the others have.
         wide = variant.dtype.bits == 16 and variant.d_qk == 192
-        roomy = (wide or variant.arch is Arch.SM107A) and not variant.causal
+        roomy = (wide or variant.arch is Arch.SM107A) and not (variant.causal or variant.masked)
         roomy = roomy or (variant.dtype.bits == 8 and not variant.lse)
         softmax, correct, issue = (184, 80, 64) if roomy else (192, 80, 48)
         geometry = PrefillGeometry.of(variant)

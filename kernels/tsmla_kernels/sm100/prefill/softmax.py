@@ -19,6 +19,7 @@ from ...parts.blackwell.row_softmax import (
     behind_waits,
     beyond,
     exponentials,
+    mask_missing,
     mask_row,
     nan_or,
     offset_of,
@@ -31,8 +32,10 @@ from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities, numeric, packed_words
 from ...parts.row_end import NATURAL, RowEnd, count_earlier, count_sink, end_of_row
 from ...prefill.call import PrefillResults
-from ...prefill.work_range import WorkRange, tile_at
+from ...prefill.visits import KeyMask, listed_work
+from ...prefill.work_range import WorkRange, is_partial, last_column_ahead, tile_at, tile_of, visit_at
 from .geometry import PrefillGeometry
+from .key_mask import MaskedRow, masked_row, read_words, seen_keys
 from .plan import place_of
 from .schedule import PrefillSchedule
 from .storage import Shared
@@ -54,7 +57,8 @@ GROUPS_AHEAD = 2
 class Row(NamedTuple):
     """What a step needs besides the event's number and the running state. scores, stored: where in tensor memory scores
     are and probabilities go, in the first of the query tile's places. start, other_start: the first KV tiles that this
-    query tile and the other one take part in. factor: this row's first place for factors."""
+    query tile and the other one take part in. factor: this row's first place for factors. may_hide: whether the row may
+    see no key of a tile. key_mask: where its words of a key mask are."""
 
     tile: Int32
     warp: Int32
@@ -70,7 +74,8 @@ class Row(NamedTuple):
     geometry: PrefillGeometry
     schedule: PrefillSchedule
     probabilities: Probabilities
-    causal: bool
+    may_hide: bool
+    key_mask: MaskedRow | None
 
 
 @cute.jit
@@ -87,16 +92,23 @@ def softmax(
     works: tuple[TileWork, TileWork | None],
     tile: Int32,
     softmax_scale: Float32,
+    mask: KeyMask | None,
 ) -> None:
     """Run the softmax of query tile `tile`: the first of `works` is its own, the second that of the other one, if the
     CTA has two."""
     (own, other), (_, lse, ending, earlier) = works, results
+    if const_expr(mask is not None):
+        work = listed_work(shared.visits)
     span_q, span_kv = spans
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     position = own.first_row + thread
     visible = span_kv.length
     if const_expr(variant.causal):
         visible = cutlass.min(visible, position + 1 + span_kv.length - span_q.length)
+    key_mask = None
+    if const_expr(mask is not None):
+        visible = cutlass.min(visible, position + 1 + last_column_ahead(mask.causal, span_q.length, span_kv.length))
+        key_mask = masked_row(mask, span_q, position)
     probabilities = schedule.probabilities
     scale_log2 = softmax_scale * LOG2_E
     pitch = geometry.plan.score_places * geometry.tile_kv
@@ -118,16 +130,20 @@ def softmax(
         geometry=geometry,
         schedule=schedule,
         probabilities=probabilities,
-        causal=variant.causal,
+        may_hide=variant.causal or variant.masked,
+        key_mask=key_mask,
     )
     state = RowState(-Float32.inf, Float32(0.0))
     if own.events > 0:
-        state = _step(row, state, Int32(0), True, True)
-        unmasked = cutlass.max(work.masked - own.start, 1)
-        for event in cutlass.range(1, unmasked, unroll=1):
-            state = _step(row, state, event, True, False)
-        for event in cutlass.range(unmasked, own.events, unroll=1):
-            state = _step(row, state, event, False, False)
+        if const_expr(mask is None):
+            state = _step(row, state, Int32(0), True, True)
+            unmasked = cutlass.max(work.masked - own.start, 1)
+            for event in cutlass.range(1, unmasked, unroll=1):
+                state = _step(row, state, event, True, False)
+            for event in cutlass.range(unmasked, own.events, unroll=1):
+                state = _step(row, state, event, False, False)
+        else:
+            state = _visit_list(row, state, own)
     end = end_of_row(state.maximum, softmax_scale, state.total, probabilities.bias, NATURAL, ending.output_scale)
     told = own.events > 0
     if const_expr(variant.lse):
@@ -152,9 +168,28 @@ def softmax(
 
 
 @cute.jit
-def _step(row: Row, state: RowState, event: Int32, masked: cutlass.Constexpr, is_first: cutlass.Constexpr) -> RowState:
+def _visit_list(row: Row, state: RowState, own: TileWork) -> RowState:
+    """Visit the listed tiles that the query tile takes part in."""
+    state = _step(row, state, Int32(0), True, True, visit_at(row.work, own.start))
+    for event in cutlass.range(1, own.events, unroll=1):
+        visit = visit_at(row.work, own.start + event)
+        if is_partial(visit):
+            state = _step(row, state, event, True, False, visit)
+        else:
+            state = _step(row, state, event, False, False)
+    return state
+
+
+@cute.jit
+def _step(
+    row: Row, state: RowState, event: Int32, masked: cutlass.Constexpr, is_first: cutlass.Constexpr,
+    visit: Int32 | None = None,
+) -> RowState:  # fmt: skip
     """Turn scores of one KV tile into probabilities; tells the correction by how much to rescale, and the MMAs to go
-    on."""
+    on. visit: with a key mask, the word that lists a tile of which some row may not see all."""
+    words = None
+    if const_expr(visit is not None):
+        words = read_words(row.key_mask, tile_of(visit))
     tile_kv = row.geometry.tile_kv
     shared = row.shared
     growth = row.probabilities.growth(state.total, 1)
@@ -170,14 +205,17 @@ def _step(row: Row, state: RowState, event: Int32, masked: cutlass.Constexpr, is
         scores = tmem.load(row.scores + place_columns, tile_kv)
         tmem.wait_loads()
         if const_expr(masked):
-            scores = mask_row(scores, row.visible - tile_at(row.work, row.start + event) * tile_kv)
+            if const_expr(words is None):
+                scores = mask_row(scores, row.visible - tile_at(row.work, row.start + event) * tile_kv)
+            else:
+                scores = mask_missing(scores, seen_keys(words, row.visible - tile_of(visit) * tile_kv))
         seen = row_maximum(scores, nan=row.schedule.emulated_pairs > 0)
     if const_expr(row.geometry.plan.crossed):
         tmem.fence_before()
         if const_expr(is_first):
             _meet_first_readers(row)
         shared.scores_read.hand_over(row.tile)
-    may_hide_row = const_expr(masked and row.causal)
+    may_hide_row = const_expr(masked and row.may_hide)
     maximum = cute.arch.fmax(state.maximum, beyond(seen, state, growth, row.scale_log2))
     total = Float32(0.0)
     if const_expr(not is_first):

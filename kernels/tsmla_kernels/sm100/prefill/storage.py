@@ -35,7 +35,10 @@ class Shared(NamedTuple):
     turns: told by each softmax warp shortly before its last exponentials: those of the other query tile's warp in the
     same quarter of the SM may begin.
 
-    kept: for each query tile and row, what an earlier result is multiplied by; written with the last factor."""
+    kept: for each query tile and row, what an earlier result is multiplied by; written with the last factor.
+
+    visits: with a key mask, where the list of the CTA's KV tiles is (`visits.list_of`). Roles that walk the list read
+    that here: if they had its address from where they part, ptxas would spill it."""
 
     q: cute.Tensor
     ring: cute.Tensor
@@ -43,6 +46,7 @@ class Shared(NamedTuple):
     factors: cute.Pointer
     kept: cute.Pointer
     tmem_base: cute.Pointer
+    visits: cute.Pointer
     q_edge: ClusterTmaEdge
     ring_edge: ClusterTmaEdge
     scores_full: ClusterSignals
@@ -83,8 +87,8 @@ def shared_of(
     base: cute.Pointer,
     barriers: Barriers,
 ) -> Shared:
-    """Carve up shared memory from `base` on: barriers, tensor memory address, row factors; Q slots (outputs later); the
-    ring."""
+    """Carve up shared memory from `base` on: barriers, tensor memory address, place of the list, row factors; Q slots
+    (outputs later); the ring."""
 
     def tensor(offset, layout, element):
         pointer = cute.recast_ptr(base + offset, layout.inner, element)
@@ -98,6 +102,7 @@ def shared_of(
         factors=cute.recast_ptr(base + geometry.factors_offset, dtype=Float32),
         kept=cute.recast_ptr(base + geometry.kept_offset, dtype=Float32),
         tmem_base=cute.recast_ptr(base + geometry.tmem_base_offset, dtype=Int32),
+        visits=cute.recast_ptr(base + geometry.tmem_base_offset + 4, dtype=Int32),
         q_edge=barriers.edge("q", ClusterTmaEdge),
         ring_edge=barriers.edge("ring", ClusterTmaEdge),
         scores_full=barriers.edge("scores_full", ClusterSignals),

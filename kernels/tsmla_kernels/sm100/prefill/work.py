@@ -7,9 +7,10 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
+from cutlass.cutlass_dsl import select_
 
 from ...prefill.tile_scheduler import QueryTile
-from ...prefill.work_range import WorkRange, work_range
+from ...prefill.work_range import WorkRange, tile_at, work_range
 from .geometry import PrefillGeometry
 
 
@@ -26,15 +27,19 @@ class TileWork(NamedTuple):
 
 @cute.jit
 def tile_work(
-    geometry: cutlass.Constexpr[PrefillGeometry], first_row: Int32, spans, causal: cutlass.Constexpr,
-    work: WorkRange,
-) -> TileWork:  # fmt: skip
+    geometry: cutlass.Constexpr[PrefillGeometry], first_row: Int32, spans, causal: bool | Int32, work: WorkRange
+) -> TileWork:
     """The part of the query tile that starts at `first_row` in the CTA's `work`; `spans` are those of q and kv. CTAs of
-    a pair take part in all: their products are the same instructions."""
+    a pair take part in all: their products are the same instructions.
+
+    With a key mask, a query tile takes part in all listed tiles but the first, if that one lies behind its last row's
+    position: no other can, as the query tiles of a CTA are a KV tile's keys apart."""
     span_q, span_kv = spans
     events = work.tiles
     if const_expr(geometry.plan.ctas == 1):
         own = work_range(first_row, geometry.rows, geometry.tile_kv, span_q.length, span_kv.length, causal).tiles
+        if const_expr(work.listed is not None):
+            own = work.tiles - select_((work.tiles > 0) & (tile_at(work, Int32(0)) >= own), Int32(1), Int32(0))
         events = own if first_row < span_q.length else Int32(0)
     return TileWork(first_row, work.tiles - events, events)
 

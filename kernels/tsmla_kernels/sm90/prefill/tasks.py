@@ -16,7 +16,7 @@ from ...parts.division import Divisor, divisor_of, quotient
 from ...parts.seqlen import Span
 from ...prefill.tile_bounds import L2_SECTION_BYTES, LIST_WORDS
 from ...prefill.tile_scheduler import QueryTile
-from ...prefill.visits import KeyMask, address_of, list_of
+from ...prefill.visits import KeyMask, list_of, listed_work
 from ...prefill.work_range import WorkRange, work_range
 from .geometry import FOLLOWING, SHORT_KEYS, SINGLE_SHARE, SINGLE_TILES, TASK_WORDS, PrefillGeometry
 
@@ -227,8 +227,7 @@ class Tasks:
         """The KV tiles of task number `task`, which is `tile`."""
         geometry = self.geometry
         if self.listed:
-            tiles, low, high = (self.table[TASK_WORDS + index, task] for index in range(LIST_WORDS))
-            return WorkRange(tiles, tiles, address_of(low, high))
+            return listed_work([self.table[TASK_WORDS + index, task] for index in range(LIST_WORDS)])
         return work_range(
             tile.tile * geometry.tile_q, geometry.tile_q, geometry.tile_kv, tile.q.length, tile.kv.length, self.causal
         )
