@@ -169,10 +169,12 @@ def softmax(
 
 @cute.jit
 def _visit_list(row: Row, state: RowState, own: TileWork) -> RowState:
-    """Visit the listed tiles that the query tile takes part in."""
-    state = _step(row, state, Int32(0), True, True, visit_at(row.work, own.start))
+    """Visit the listed tiles that the query tile takes part in. A list's words are read a tile ahead."""
+    visit = visit_at(row.work, own.start)
+    upcoming = visit_at(row.work, own.start + 1)
+    state = _step(row, state, Int32(0), True, True, visit)
     for event in cutlass.range(1, own.events, unroll=1):
-        visit = visit_at(row.work, own.start + event)
+        visit, upcoming = upcoming, visit_at(row.work, own.start + event + 1)
         if is_partial(visit):
             state = _step(row, state, event, True, False, visit)
         else:
