@@ -211,7 +211,12 @@ def test_integers_from_floats_saturate():
             bits(0x39A72DAB, 0x3F019240, 0x3F0670E0, 0x3F0B4F80, 0x3F102E20, 0x3F150CC0, 0x3F19EB60, 0x3F23A8A0),
             bits(0x45440196, 0x3FFCE541, 0x3FF3BC3E, 0x3FEB372B, 0x3FE3456D, 0x3FDBD892, 0x3FD4E3FE, 0x3FC838B9),
         ),
+        (
+            "lg2.approx.ftz.f32 D, S0;",
+            bits(0x3E800000, 0x3F000000, 0x3F7FFFFF, 0x3F800000, 0x3F800001, 0x3FB504F3, 0x40000000, 0x40490FDB),
+            bits(0xBFFFFFFF, 0xBF7FFFFE, 0xB24B4000, 0x00000000, 0x3495F600, 0x3EFFFFFF, 0x3F800000, 0x3FD3643A),
+        ),
     ],
 )
-def test_special_functions_have_the_bits_of_an_h200(instruction, given, expected):
+def test_special_functions_have_the_bits_of_a_gpu(instruction, given, expected):
     check(instruction, [given], expected)

@@ -6,7 +6,6 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tsmla_emulator.prove import check
@@ -23,12 +22,9 @@ EQUAL = (
     "tsmla_write_cache_sm_90a_bf16_d512e4m3s128x64",
     "tsmla_quantize_q_sm_90a_bf16_d512e4m3s512apartwholex64",
     "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_nolse",
+    "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse",
+    "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse",
 )
-SHARES = {
-    "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse": 1e-4,
-    "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse": 1e-4,
-}
-"""Symbol -> share of `out`'s bytes that may differ: logarithms have other last bits here."""
 
 
 def test_all_variants_are_recorded():
@@ -51,23 +47,6 @@ def test_memory_is_bit_for_bit_that_of_the_gpu(symbol):
     assert not wrong
     assert [call.given for call in calls] == RECORDED.variants[symbol]["given"]
     assert RECORDED.differences(variant, calls) == []
-
-
-@pytest.mark.parametrize("symbol", SHARES)
-def test_results_differ_in_last_bits_of_few_numbers(symbol):
-    variant = check.find(symbol)
-    calls, _ = ran(variant, in_emulator, Options(machine_code=True, hardware_sums=True))
-    out = [one for one in RECORDED.differences(variant, calls) if one.region == "out"]
-    assert all(one.same_call for one in out)
-    size = sum(call.left["out"].size for call in calls)
-    assert sum(one.bytes for one in out) <= SHARES[symbol] * size
-    for one in RECORDED.differences(variant, calls):
-        if one.region == "lse":
-            digest = RECORDED.variants[symbol]["left"][one.call]["lse"]
-            theirs = RECORDED.content(variant, digest)
-            assert theirs is not None
-            ours = calls[one.call].left["lse"].view(np.float32)
-            assert np.allclose(ours, theirs.view(np.float32), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("hardware_sums", [True, False])

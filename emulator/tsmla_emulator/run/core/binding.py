@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import lzma
 import math
 import re
 import time
 from collections.abc import Iterator
 from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,16 +90,7 @@ def core() -> ctypes.CDLL:
         POINTER(_Program), POINTER(_Launch), POINTER(_Region), c_uint64, POINTER(_Options), POINTER(c_uint64),
         POINTER(c_uint64), POINTER(_Trace), POINTER(_Failure),
     )  # fmt: skip
-    loaded.tsmla_emulator_set_tables(_table("exp2"), _table("reciprocal"))
     return loaded
-
-
-@cache
-def _table(name: str) -> ctypes.Array[ctypes.c_char]:
-    """What numbers.h calls `exp2_steps` and `reciprocal_steps`: of 2^23 results of MUFU.EX2 and MUFU.RCP on an H200
-    (prove/products.py), each how far it lies from the right one."""
-    content = lzma.decompress(Path(__file__).with_name(f"{name}.xz").read_bytes())
-    return ctypes.create_string_buffer(content, len(content))
 
 
 def execute(module: Module, launches: list[Launch], regions: list[Region], options: Options) -> Report:

@@ -79,13 +79,7 @@ T* copied(const std::vector<T>& from) {
 
 }  // namespace
 
-const signed char *exp2_steps = nullptr, *reciprocal_steps = nullptr;
-
 extern "C" {
-
-void tsmla_emulator_set_tables(const signed char* exp2, const signed char* reciprocal) {
-  exp2_steps = exp2, reciprocal_steps = reciprocal;
-}
 
 struct ProgramData {
   const Insn* code;

@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "machine.h"
-#include "numbers.h"
+#include "special_functions.h"
 
 // A slot holds 32 lanes of 32 bits; 64-bit registers take two slots, low halves first; a predicate lane is 0 or ~0.
 struct U32 {

@@ -57,56 +57,6 @@ inline f32 add_down(f32 a, f32 b) {
   return sum;
 }
 
-// 2^x in double to far below a float's rounding error; results under the normal range are flushed to +0.
-inline f32 exp2_right(f32 x) {
-  double whole = std::floor(double(x) + 0.5);
-  whole = std::min(std::max(whole, -1000.0), 1000.0);
-  double f = (double(x) - whole) * 0.69314718055994530942;
-  double p = 1.0 / 3628800.0;
-  p = p * f + 1.0 / 362880.0;
-  p = p * f + 1.0 / 40320.0;
-  p = p * f + 1.0 / 5040.0;
-  p = p * f + 1.0 / 720.0;
-  p = p * f + 1.0 / 120.0;
-  p = p * f + 1.0 / 24.0;
-  p = p * f + 1.0 / 6.0;
-  p = p * f + 0.5;
-  p = p * f + 1.0;
-  p = p * f + 1.0;
-  // whole + 1.5 * 2^52 holds the integer in the low mantissa bits.
-  u64 exponent = (bits<u64>(whole + 6755399441055744.0) + 1023) << 52;
-  f32 result = f32(p * bits<double>(exponent));
-  if (x < -126.0f) result = 0.0f;
-  if (x >= 128.0f) result = INFINITY;
-  if (x != x) result = bits<f32>(0x7fffffffu);
-  return result;
-}
-
-// For each k below 2^23 how many floats above 2^(1 + k / 2^23) the GPU's result lies; binding.py gives them.
-extern const signed char* exp2_steps;
-// The same of 1 / (1 + k / 2^23).
-extern const signed char* reciprocal_steps;
-
-// 2^x as MUFU.EX2 of an H200 has it: of |x| it keeps 23 bits behind the point, and of negative x
-// inverts them, unless they are 0.
-inline f32 exp2_flushed(f32 x) {
-  if (!(x >= -126.0f && x < 128.0f)) return exp2_right(x);
-  s64 kept = s64(std::fabs(double(x)) * 8388608.0);
-  if (x < 0) kept = kept & 0x7fffff ? ~kept : -kept;
-  u32 fraction = u32(kept) & 0x7fffffu;
-  u32 result = bits<u32>(exp2_right(bits<f32>(0x3f800000u | fraction))) + u32(s32(exp2_steps[fraction]));
-  return flush(bits<f32>(result + (u32(s32(kept >> 23) - 1) << 23)));
-}
-
-// 1 / x as MUFU.RCP of an H200 has it.
-inline f32 reciprocal_flushed(f32 x) {
-  const u32 stored = bits<u32>(x), exponent = stored >> 23 & 0xff, fraction = stored & 0x7fffffu;
-  if (exponent == 0 || exponent == 0xff) return flush(canonical(1.0f / flush(x)));
-  u32 result = bits<u32>(1.0f / bits<f32>(0x3f800000u | fraction)) + u32(s32(reciprocal_steps[fraction]));
-  s32 moved = s32(result) + s32((127 - s32(exponent)) * 0x800000);
-  return bits<f32>((moved < 0x00800000 ? 0u : u32(moved)) | (stored & 0x80000000u));
-}
-
 template <class T>
 inline T divide(T a, T b) {
   if (b == 0) return T(-1);

@@ -1,6 +1,6 @@
 // Arithmetic that machine code has and PTX has not: directed rounding, pairs of 16-bit floats with selected halves.
 #pragma once
-#include "numbers.h"
+#include "special_functions.h"
 
 // The exact value lies on the side of `f` that `beyond` (exact - f) says. direction: -1 down, 1 up, 0 to zero.
 inline f32 directed(f32 f, double beyond, s32 direction) {

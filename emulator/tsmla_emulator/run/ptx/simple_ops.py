@@ -132,8 +132,8 @@ def _float(op) -> None:
     op("rsqrt.approx.f32 rsqrt.approx.ftz.f32", "f32", "f32", "canonical(float(1.0 / std::sqrt(double(a))))")
     op("ex2.approx.ftz.f32", "f32", "f32", "exp2_flushed(a)")
     op("ex2.approx.f32", "f32", "f32", "canonical(float(std::exp2(double(a))))")
-    op("lg2.approx.ftz.f32", "f32", "f32", "canonical(float(std::log2(double(flush(a)))))")
-    op("lg2.approx.f32", "f32", "f32", "canonical(float(std::log2(double(a))))")
+    op("lg2.approx.ftz.f32", "f32", "f32", "log2_flushed(a)")
+    op("lg2.approx.f32", "f32", "f32", "log2_of_any(a)")
     op("tanh.approx.f32", "f32", "f32", "canonical(float(std::tanh(double(a))))")
 
 

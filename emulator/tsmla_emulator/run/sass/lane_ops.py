@@ -120,7 +120,7 @@ def _floats(op) -> None:
         op(f"fmul_{mode}", "f32", "f32 f32", f"d = fma_directed(a, b, -0.0f, {number})")
     op("fsel", "u32", "b32 b32 pred", "d = c ? a : b")
     op("mufu_ex2", "f32", "f32", "d = exp2_flushed(a)")
-    op("mufu_lg2", "f32", "f32", "d = canonical(float(std::log2(double(flush(a)))))")
+    op("mufu_lg2", "f32", "f32", "d = log2_flushed(a)")
     op("mufu_rcp", "f32", "f32", "d = reciprocal_flushed(a)")
     op("mufu_rsq", "f32", "f32", "d = canonical(float(1.0 / std::sqrt(double(flush(a)))))")
     op("division_is_hard", "pred", "f32 f32", "d = division_is_hard(a, b)")
