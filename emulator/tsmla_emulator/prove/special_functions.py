@@ -71,10 +71,10 @@ def bounds(name: str, recorded: np.lib.npyio.NpzFile, units: int) -> tuple[np.nd
         return least, least + place - 1
     octaves = words.view(np.float32).astype(np.float64).reshape(4, _FRACTIONS)
     kept = 1 << 36  # what is summed with the exponent
-    place = [np.maximum(np.spacing(np.abs(x).astype(np.float32)).astype(np.float64) * kept, 1) for x in octaves]
+    places = [np.maximum(np.spacing(np.abs(x).astype(np.float32)).astype(np.float64) * kept, 1) for x in octaves]
     above, below = octaves[2] * kept, -octaves[1] * kept
-    least = np.maximum(above, kept - below - place[1]).astype(np.int64)
-    most = np.minimum(above + place[2] - 1, kept - 1 - below).astype(np.int64)
+    least = np.maximum(above, kept - below - places[1]).astype(np.int64)
+    most = np.minimum(above + places[2] - 1, kept - 1 - below).astype(np.int64)
     least[0], most[0] = least[1] - (2 << 13), least[1]  # log2(1) is 0 by itself
     return least * (scale // kept), most * (scale // kept) + scale // kept - 1
 
