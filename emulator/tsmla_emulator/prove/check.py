@@ -622,7 +622,7 @@ def _products(arch: Arch, query: Factors, keys: Factors) -> torch.Tensor:
     pieces = [query] if isinstance(query, torch.Tensor) else [*query]
     rows = [piece.flatten(0, 1) for piece in pieces]
     made = products(rows[0] if whole else tuple(rows), keys, arch)
-    return made.view(*pieces[0].shape[:2], -1).transpose(0, 1)[None]
+    return made.unflatten(0, pieces[0].shape[:2]).transpose(0, 1)[None]
 
 
 def _attention(
