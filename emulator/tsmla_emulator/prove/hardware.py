@@ -38,7 +38,6 @@ from tsmla.identity.call import OPERATORS
 from tsmla.identity.variant import Variant
 from tsmla.loading import resolve, toolchain
 from tsmla.loading.manifest import images_of
-from tsmla.problems import cache as cache_problems
 
 from ..run import emulate
 from ..run.host.capture import extents, parameters_of
@@ -89,9 +88,6 @@ def ran(
 
         return call
 
-    for kept in vars(cache_problems).values():  # inputs that another variant's check drew
-        if hasattr(kept, "cache_clear"):
-            kept.cache_clear()
     with drawn_by_integers(), mock.patch.object(emulate.Emulation, "kernel", observed):
         processors = check.emulated_sms(variant)
         with emulate.emulated(variant.arch.value, options, compiled=compiled, processors=processors):
