@@ -154,23 +154,16 @@ class PrefillKernel:
                     if index == 1:
                         other, own = works
                 softmax(
-                    variant, geometry, schedule, shared, tmem_base, results, tile.head, spans, work, (own, other),
-                    index, softmax_scale, mask,
+                    variant, geometry, schedule, shared, tmem_base, results, tile, work, (own, other), index,
+                    softmax_scale, mask,
                 )  # fmt: skip
             elif warp < schedule.mma_warp:
                 cute.arch.setmaxregister_decrease(schedule.correct_registers)
+                stored_rows = (stored.atom, tma.clipped_head_rows(stored.view, tile.head, tile.q))
                 correct(
-                    variant,
-                    geometry,
-                    schedule,
-                    shared,
-                    tmem_base,
-                    (stored.atom, tma.clipped_head_rows(stored.view, tile.head, tile.q)),
-                    tile,
-                    works,
-                    work.tiles,
+                    variant, geometry, schedule, shared, tmem_base, stored_rows, tile, works, work.tiles,
                     results.earlier,
-                )
+                )  # fmt: skip
                 if const_expr(not is_pair):
                     if warp == schedule.correct_warpgroup * 4:
                         pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)

@@ -32,6 +32,7 @@ from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities, numeric, packed_words
 from ...parts.row_end import NATURAL, RowEnd, count_earlier, count_sink, end_of_row
 from ...prefill.call import PrefillResults
+from ...prefill.tile_scheduler import QueryTile
 from ...prefill.visits import KeyMask, listed_work
 from ...prefill.work_range import WorkRange, is_partial, last_column_ahead, tile_at, tile_of, visit_at
 from .geometry import PrefillGeometry
@@ -86,8 +87,7 @@ def softmax(
     shared: Shared,
     tmem_base: Int32,
     results: PrefillResults,
-    head: Int32,
-    spans,
+    place: QueryTile,
     work: WorkRange,
     works: tuple[TileWork, TileWork | None],
     tile: Int32,
@@ -99,7 +99,7 @@ def softmax(
     (own, other), (_, lse, ending, earlier) = works, results
     if const_expr(mask is not None):
         work = listed_work(shared.visits)
-    span_q, span_kv = spans
+    head, span_q, span_kv = place.head, place.q, place.kv
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     position = own.first_row + thread
     visible = span_kv.length
@@ -113,7 +113,7 @@ def softmax(
     scale_log2 = softmax_scale * LOG2_E
     pitch = geometry.plan.score_places * geometry.tile_kv
     scores, across = (
-        tmem.row_address(tmem_base, geometry.tmem_scores + place * pitch, thread // 32) for place in (tile, 1 - tile)
+        tmem.row_address(tmem_base, geometry.tmem_scores + which * pitch, thread // 32) for which in (tile, 1 - tile)
     )
     row = Row(
         tile=tile,
