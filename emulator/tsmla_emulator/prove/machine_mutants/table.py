@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import datetime
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ...provenance import commit
+from ..page import command_block, made, table_row
 from .sites import KINDS
 from .subject import REDUNDANT, SURVIVES, UNREACHED
 
@@ -100,41 +99,36 @@ def render(findings: Sequence[Findings]) -> str:
         textwrap.fill(f"- *{name}*: {what}.", 120, subsequent_indent="  ") for name, what in REDUNDANT.items()
     )
     counts = sorted({(one.count, one.seed) for one in findings})
+    program = "python -m tsmla_emulator.prove.machine_mutants --keep DIRECTORY"
     commands = [
-        " ".join(
-            (
-                "python -m tsmla_emulator.prove.machine_mutants --keep DIRECTORY",
-                *((f"--count {count} --seed {seed}",) if count else ()),
-                *(one.symbol for one in findings if (one.count, one.seed) == (count, seed)),
-            )
-        )
+        [
+            program,
+            *((f"--count {count} --seed {seed}",) if count else ()),
+            *(one.symbol for one in findings if (one.count, one.seed) == (count, seed)),
+        ]
         for count, seed in counts
     ]
-    commands.append("python -m tsmla_emulator.prove.machine_mutants --keep DIRECTORY --table FILE")
-    wrapped = [textwrap.wrap(x, 116, break_on_hyphens=False, break_long_words=False) for x in commands]
     return (
         "\n".join(
             [
                 *_BEFORE.replace("RULES", rules).split("\n"),
                 "",
-                f"Date {datetime.date.today()}, commit {commit()}.",
+                made(),
                 "",
-                "```",
-                *("\n".join(lines) for lines in wrapped),
-                "```",
+                *command_block(*commands, [program, "--table FILE"]),
                 "",
                 "## Kernels",
                 "",
                 "Each cell: noticed + redundant, of how many tried.",
                 "",
-                _row("kernel", "sample", *KINDS, "open", "reached by no call", "noticed or redundant"),
-                _row(*"-" * (len(KINDS) + 5)),
+                table_row("kernel", "sample", *KINDS, "open", "reached by no call", "noticed or redundant"),
+                table_row(*"-" * (len(KINDS) + 5)),
                 *(_of_kernel(one) for one in findings),
                 "",
                 "## Kinds",
                 "",
-                _row("kind", "tried", *_SHOWN, "other", *REDUNDANT, "open", "noticed or redundant"),
-                _row(*"-" * (len(_SHOWN) + len(REDUNDANT) + 5)),
+                table_row("kind", "tried", *_SHOWN, "other", *REDUNDANT, "open", "noticed or redundant"),
+                table_row(*"-" * (len(_SHOWN) + len(REDUNDANT) + 5)),
                 *(_of_kind(kind, findings) for kind in KINDS),
                 "",
                 "## Open",
@@ -156,7 +150,7 @@ def _of_kernel(one: Findings) -> str:
         cells.append(f"{noticed} + {redundant} of {tried}" if tried else "-")
     share = _share(total["fine"], total["tried"])
     sample = f"{one.count} a kind" if one.count else "all"
-    return _row(one.symbol, sample, *cells, str(total["tried"] - total["fine"]), str(total["unreached"]), share)
+    return table_row(one.symbol, sample, *cells, str(total["tried"] - total["fine"]), str(total["unreached"]), share)
 
 
 def _of_kind(kind: str, findings: Sequence[Findings]) -> str:
@@ -167,7 +161,7 @@ def _of_kind(kind: str, findings: Sequence[Findings]) -> str:
     shown = [verdicts[name] for name in _SHOWN]
     rules = [verdicts[rule] for rule in REDUNDANT]
     numbers = (tried, *shown, noticed - sum(shown), *rules, verdicts[SURVIVES])
-    return _row(kind, *map(str, numbers), _share(noticed + redundant, tried))
+    return table_row(kind, *map(str, numbers), _share(noticed + redundant, tried))
 
 
 def _open(one: Findings) -> Iterator[str]:
@@ -179,7 +173,3 @@ def _open(one: Findings) -> Iterator[str]:
 def _share(part: int, whole: int) -> str:
     """Return a percentage, rounded down so that 100 means all."""
     return f"{1000 * part // whole / 10:.1f} %" if whole else "-"
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"

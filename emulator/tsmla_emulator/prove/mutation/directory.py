@@ -26,11 +26,12 @@ from typing import Any
 
 from ...run.core import build
 from ...run.record import same
+from ..page import made
 from .hunt import Kept, Pace, TimeIsUp, hunt
 from .mutate import Findings, Result, Subject
 from .reasons import Reasons
 from .sites import Site
-from .table import kernels, made, recorded
+from .table import kernels, recorded
 
 _FORK = multiprocessing.get_context("fork")
 _LATE = 3

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import datetime
 import tempfile
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tsmla.identity.arch import Arch
 from tsmla.identity.variant import DecodeVariant, PrefillVariant, Variant
 
-from ...provenance import commit
 from ...run.record import entries
+from ..page import command_block, made, table_row
 from .hunt import Pace, hunt
 from .mutate import Findings, NotClean, Result, Subject
 from .reasons import Reasons
@@ -207,11 +205,6 @@ def _part(paths: list[Path], number: int, count: int) -> list[Path]:
     return paths[number * length : (number + 1) * length]
 
 
-def made() -> str:
-    """Return when and from which commit, as the page says it."""
-    return f"Date {datetime.date.today()}, commit {commit()}."
-
-
 def render(
     findings: dict[str, Findings], reasons: Reasons, command: Sequence[str], when: str = ""
 ) -> tuple[str, list[str]]:
@@ -226,24 +219,25 @@ def render(
         "",
         when or made(),
         "",
-        "```",
-        *textwrap.wrap(" ".join(command), 116, break_on_hyphens=False, break_long_words=False),
-        "```",
+        *command_block(command),
         "",
         "## Kernels",
         "",
-        _row("kernel", *_HEAD),
-        _row(*"-" * (len(_HEAD) + 1)),
-        *(_row(name, *_counted([(name, result) for result in of_one], reasons)) for name, of_one in results.items()),
-        _row("all", *_counted(everything, reasons)),
+        table_row("kernel", *_HEAD),
+        table_row(*"-" * (len(_HEAD) + 1)),
+        *(
+            table_row(name, *_counted([(name, result) for result in of_one], reasons))
+            for name, of_one in results.items()
+        ),
+        table_row("all", *_counted(everything, reasons)),
         "",
         *_roles(everything, reasons),
         *_open(everything, reasons),
     ]
     if lenient := {name: of_one.lenient for name, of_one in findings.items() if of_one.lenient}:
         lines += ["", "## Kernels that rely on more than PTX promises", "", *_LENIENT, ""]
-        lines += [_row("kernel", "first finding in the unchanged kernel"), _row("-", "-")]
-        lines += [_row(name, found) for name, found in lenient.items()]
+        lines += [table_row("kernel", "first finding in the unchanged kernel"), table_row("-", "-")]
+        lines += [table_row(name, found) for name, found in lenient.items()]
     return "\n".join(lines) + "\n", _problems(results, reasons)
 
 
@@ -255,8 +249,8 @@ def _roles(everything: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
             known = reasons.of(name, result.site) is not None
             counts[result.site.role][0 if known else 1 if result.cover else 2] += 1
     head = ("role", "a reason is given", "another makes up for it", "not known")
-    rows = [_row(f"`{role}`", *map(str, of_one)) for role, of_one in sorted(counts.items())]
-    return ["## Survivors of each role", "", _row(*head), _row(*"-" * len(head)), *rows, ""]
+    rows = [table_row(f"`{role}`", *map(str, of_one)) for role, of_one in sorted(counts.items())]
+    return ["## Survivors of each role", "", table_row(*head), table_row(*"-" * len(head)), *rows, ""]
 
 
 def _open(everything: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
@@ -268,10 +262,18 @@ def _open(everything: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
     total = sum(map(len, left.values()))
     head = ("mutant", "copies", "kernels")
     rows = [
-        _row(f"`{key}`", str(len(names)), str(len({*names})))
+        table_row(f"`{key}`", str(len(names)), str(len({*names})))
         for key, names in sorted(left.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
-    return ["## Open", "", f"{total} survivors without a reason:", "", _row(*head), _row(*"-" * len(head)), *rows]
+    return [
+        "## Open",
+        "",
+        f"{total} survivors without a reason:",
+        "",
+        table_row(*head),
+        table_row(*"-" * len(head)),
+        *rows,
+    ]
 
 
 def _problems(results: dict[str, list[Result]], reasons: Reasons) -> list[str]:
@@ -309,7 +311,3 @@ def _counted(results: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
 def _percent(part: int, whole: int) -> str:
     """Return a percentage, rounded down so that 100 means all."""
     return f"{1000 * part // whole / 10:.1f} %" if whole else "-"
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,25 @@
+"""Lines of pages that runs write: when and how they were made, and tables."""
+
+from __future__ import annotations
+
+import datetime
+import textwrap
+from collections.abc import Sequence
+
+from ..provenance import commit
+
+
+def made() -> str:
+    """Return when and from which commit, as a page says it."""
+    return f"Date {datetime.date.today()}, commit {commit()}."
+
+
+def command_block(*commands: Sequence[str]) -> list[str]:
+    """Return a block of commands, each given as its words, in lines."""
+    lines = [textwrap.wrap(" ".join(one), 116, break_on_hyphens=False, break_long_words=False) for one in commands]
+    return ["```", *sum(lines, []), "```"]
+
+
+def table_row(*cells: str) -> str:
+    """Return a row of a table."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
