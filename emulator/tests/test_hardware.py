@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from shipped_kernels import BUILT
 from tsmla_emulator.prove import check
 from tsmla_emulator.prove.hardware import Recorded, digests_in, drawn_by_integers, in_emulator, ran
 from tsmla_emulator.run.emulate import Emulation
 from tsmla_emulator.run.host.capture import extents
-from tsmla_emulator.run.host.compile import compile_for_emulation
 from tsmla_emulator.run.host.memory import merged
 from tsmla_emulator.run.machine import Options
 
@@ -42,8 +42,8 @@ def test_inputs_are_drawn_from_integers():
 @pytest.mark.parametrize("symbol", EQUAL)
 def test_memory_is_bit_for_bit_that_of_the_gpu(symbol):
     variant = check.find(symbol)
-    assert digests_in(compile_for_emulation(variant).library) == RECORDED.variants[symbol]["code"]
-    calls, wrong = ran(variant, in_emulator, Options(machine_code=True, hardware_sums=True))
+    assert digests_in(BUILT(variant).library) == RECORDED.variants[symbol]["code"]
+    calls, wrong = ran(variant, in_emulator, Options(machine_code=True, hardware_sums=True), BUILT)
     assert not wrong
     assert [call.given for call in calls] == RECORDED.variants[symbol]["given"]
     assert RECORDED.differences(variant, calls) == []
@@ -68,5 +68,5 @@ def test_what_the_gpu_left_is_right_by_the_sums_of_tensor_cores_alone(hardware_s
 
         return run, names
 
-    _, wrong = ran(variant, replayed, Options(hardware_sums=hardware_sums))
+    _, wrong = ran(variant, replayed, Options(hardware_sums=hardware_sums), BUILT)
     assert wrong == "" if hardware_sums else "LSE is off" in wrong

@@ -12,6 +12,7 @@ import pytest
 import torch
 import tsmla
 import two_launches
+from shipped_kernels import BUILT
 from tsmla.identity.arch import SHIPPED_ARCHS, Arch
 from tsmla.identity.plan import deal_of, plan_decode
 from tsmla.identity.row_format import ROWS
@@ -103,7 +104,7 @@ def test_a_rewritten_module_is_what_runs():
     ids=str,
 )
 def test_check_of_a_variant(variant):
-    verdict = check.check(variant, Options(async_mode="late", seed=5))
+    verdict = check.check(variant, Options(async_mode="late", seed=5), compiled=BUILT)
     assert verdict.error is None and verdict.measured
 
 
@@ -112,7 +113,8 @@ def test_few_rows_of_a_check_are_those_of_hoppers_kernel():
 
 
 def test_check_of_a_blackwell_decode_reaches_both_kernels():
-    verdict = check.check(DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, True), Options(async_mode="late"))
+    variant = DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, True)
+    verdict = check.check(variant, Options(async_mode="late"), compiled=BUILT)
     assert verdict.error is None
     assert [[launch.cluster[0] for launch in call.launches] for call in verdict.calls] == [[1, 1], [2, 1]]
 
@@ -120,7 +122,7 @@ def test_check_of_a_blackwell_decode_reaches_both_kernels():
 def test_check_of_hoppers_656_byte_rows_reaches_all_forms():
     """Few rows, pairs of CTAs, and single ones."""
     variant = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, ROWS["fp8_ds_mla"])
-    verdict = check.check(variant, Options(async_mode="late"))
+    verdict = check.check(variant, Options(async_mode="late"), compiled=BUILT)
     attention = [call.launches[0] for call in verdict.calls]
     assert verdict.error is None
     assert [(launch.cluster[0], launch.block[0]) for launch in attention] == [(1, 384), (2, 512), (1, 640)]

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from sass_kernels import assembled, program_of, run_program
+from shipped_kernels import BUILT
 from small_kernels import run, text_of
 from test_core_wgmma import descriptor, results
 from tsmla_emulator.prove import check
@@ -157,7 +158,7 @@ BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_full_nolse"
 
 def test_a_blackwell_kernel_runs_as_ptx_or_as_machine_code():
     shape = problem.Shape(1, 256, 1024, 1)
-    of_ptx, of_code = (problem.PrefillTraced(check.find(BLACKWELL), shape, 148, machine_code=m) for m in (None, True))
+    of_ptx, of_code = (problem.PrefillTraced(check.find(BLACKWELL), shape, 148, BUILT, m) for m in (None, True))
     assert not of_ptx.machine_code  # by default as was held against a GPU
     ptx, code = of_ptx.model(B200), of_code.model(B200)
     assert "code" not in ptx.shown.coverage and [*code.shown.coverage] == ["code"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from sass_kernels import assembled
+from shipped_kernels import BUILT
 from tsmla_emulator.prove import check
 from tsmla_emulator.prove.demanded import permuted
 from tsmla_emulator.prove.flow import passed
@@ -17,10 +17,6 @@ from tsmla_emulator.prove.machine_mutants.table import Findings, kept, render
 from tsmla_emulator.prove.unwritten import unwritten
 from tsmla_emulator.prove.values import Values
 from tsmla_emulator.run.sass.uses import uses_of
-
-ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT), str(ROOT / "tests")]  # as pytest has them where it begins in the checkout, not in emulator/
-from built_kernels import OBJECTS, files_in  # noqa: E402
 
 
 def of_lines(*lines: str) -> list[Mutant]:
@@ -108,7 +104,7 @@ def test_a_guard_that_holds_in_no_lane_is_passed():
 
 @pytest.fixture(scope="module")
 def findings() -> Findings:
-    return tried(Subject(check.find("tsmla_key_mask_sm_90a"), files_in(OBJECTS)), 12)
+    return tried(Subject(check.find("tsmla_key_mask_sm_90a"), BUILT), 12)
 
 
 def test_nearly_all_mutants_of_a_kernel_are_noticed_or_redundant(findings: Findings):

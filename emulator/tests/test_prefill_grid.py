@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 import tsmla
+from shipped_kernels import BUILT
 from tsmla.operators.checks import TORCH_DTYPE_OF
 from tsmla_emulator.prove import check
 from tsmla_emulator.run import machine
@@ -30,7 +31,7 @@ def launched(variant, shape: problem.Shape, processors: int, monkeypatch) -> int
         return Report()
 
     monkeypatch.setattr(machine, "run_launches", note)
-    with emulated("sm_90a", processors=processors):
+    with emulated("sm_90a", compiled=BUILT, processors=processors):
         q, k, v = (
             torch.zeros(tokens, shape.heads, dim, device="cuda", dtype=TORCH_DTYPE_OF[variant.dtype])
             for tokens, dim in ((shape.queries, 192), (shape.keys, 192), (shape.keys, 128))
@@ -78,7 +79,7 @@ def test_tiles_of_16_bits_are_far_apart():
 
 
 def test_a_further_query_tile_costs_less_than_a_cta():
-    found = problem.PrefillTraced(EIGHT_BITS, problem.Shape(1, 2048, 2048, 128), 132)
+    found = problem.PrefillTraced(EIGHT_BITS, problem.Shape(1, 2048, 2048, 128), 132, BUILT)
     modelled = found.model(H100)
     details = modelled.details
     assert 0 < details["beside tiles, a further query tile"] < 0.8 * details["beside tiles, a CTA"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from shipped_kernels import BUILT
 from tsmla.loading.manifest import images_of
 from tsmla.loading.toolchain import shipped_libraries
 from tsmla_emulator.prove import check, machine_code
@@ -19,11 +18,6 @@ from tsmla_emulator.run.sass.image import extracted
 from tsmla_emulator.run.sass.kernel import kernels
 from tsmla_emulator.run.sass.model import ALWAYS_DONE, Instruction
 
-ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT), str(ROOT / "tests")]  # as pytest has them where it begins in the checkout, not in emulator/
-from built_kernels import OBJECTS, files_in  # noqa: E402
-
-BUILT = files_in(OBJECTS)
 RACES = Options(async_mode="late", happens_before=True)
 EQUAL = (
     "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128",

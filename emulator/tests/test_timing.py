@@ -7,10 +7,10 @@ import re
 
 import numpy as np
 import pytest
+from shipped_kernels import BUILT
 from small_kernels import run, text_of
 from tsmla_emulator import cli
 from tsmla_emulator.prove import check
-from tsmla_emulator.run.host.compile import compile_for_emulation
 from tsmla_emulator.run.machine import parse
 from tsmla_emulator.time import band, machines, problem
 from tsmla_emulator.time.costs import Text, costs_of
@@ -238,12 +238,12 @@ KERNELS = (
     "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_full_nolse",
     "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_nolse",
 )
-"""The cheapest that have every kind of instruction; but for one, other tests compile them, too."""
+"""Kernels that have every kind of instruction between them."""
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_instruction_of_shipped_kernels_has_a_cost(kernel):
-    module = parse(compile_for_emulation(check.find(kernel)).ptx.read_text())
+    module = parse(BUILT(check.find(kernel)).ptx.read_text())
     machine = MACHINES[machines.OF_ARCH[module.target]]
     for entry in module.entries.values():
         costs = costs_of(Text(entry, module.target), machine)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from shipped_kernels import BUILT
 from tsmla_emulator.prove import check
 from tsmla_emulator.time.machines import MACHINES, OF_ARCH
 from tsmla_emulator.time.problem import DecodeTraced, Shape
@@ -24,7 +25,7 @@ ROWS = {"few rows": Shape(3, 1, 700, 16), "many rows": Shape(3, 1, 700, 128)}
 def test_a_decode_takes_what_memory_takes_and_not_much_more(symbol, rows):
     variant = check.find(symbol)
     shape, machine = ROWS[rows], MACHINES[OF_ARCH[variant.arch.value]]
-    found = DecodeTraced(variant, shape, PROCESSORS)
+    found = DecodeTraced(variant, shape, PROCESSORS, BUILT)
     modelled = found.model(machine)
     assert {trace.cluster for trace in found.call.report.traces if trace.launch == 0} == {*found.chosen}
     assert modelled.details["KV tiles of the longest CTA"] == max(part[0] for part in found.parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from shipped_kernels import BUILT
 from tsmla.identity.variant import FAMILIES
 from tsmla_emulator import cli
 from tsmla_emulator.prove import check
@@ -19,7 +20,7 @@ QUANTIZE = "tsmla_quantize_q_sm_90a_bf16_d512e4m3s512apartwholex64"
 
 def found(symbol: str, shape: str) -> streams.StreamTraced:
     machine = MACHINES[OF_ARCH[problem.arch_of(symbol)]]
-    return problem.traced(symbol, problem.Shape.parse(shape), machine)
+    return problem.traced(symbol, problem.Shape.parse(shape), machine, BUILT)
 
 
 @pytest.mark.parametrize(
