@@ -19,7 +19,7 @@ from tsmla.identity.arch import Deal
 from tsmla.identity.plan import RECORD_BYTES
 
 SOURCES = (
-    "parts.division", "parts.seqlen", "parts.warp", "parts.keys.visible", "decode.line", "decode.segments",
+    "parts.division", "parts.warp", "parts.seqlen", "parts.keys.visible", "decode.line", "decode.segments",
     "decode.partials",
 )  # fmt: skip
 """Modules of `tsmla_kernels`, each before those that import it."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -145,9 +146,29 @@ def test_rooms_have_no_circles() -> None:
         for file in sources(TSMLA)
         if (name := ".".join(file.relative_to(TSMLA).with_suffix("").parts)) and not name.endswith("__init__")
     }
+    assert not circles(arrows)
+
+
+def circles(arrows: Mapping[str, set[str]]) -> Mapping[str, set[str]]:
+    """What is left of arrows where whoever needs nobody that is left is taken away, again and again."""
     while leaves := {name for name, behind in arrows.items() if not behind & arrows.keys()}:
         arrows = {name: behind for name, behind in arrows.items() if name not in leaves}
-    assert not arrows
+    return arrows
+
+
+def test_arrows_between_kernels_point_one_way_in_each_folder() -> None:
+    """What lies in a folder, files and folders with all that is in them, needs one another in one order."""
+    arrows: dict[tuple[str, ...], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for file in sources(KERNELS):
+        own = file.relative_to(KERNELS).with_suffix("").parts
+        for found in imports(file):
+            if level := len(found) - len(found.lstrip(".")):
+                other = (*own[: len(own) - level], *found[level:].split("."))
+                depth = next(i for i, pair in enumerate(zip(own, other, strict=False)) if len({*pair}) > 1)
+                arrows[own[:depth]][own[depth]].add(other[depth])
+    assert {(), ("parts",), ("sm90", "decode"), ("sm90", "decode", "row64")} <= arrows.keys()
+    for folder, among in arrows.items():
+        assert not circles(among), f"{'/'.join(folder)}: {circles(among)}"
 
 
 def test_the_bottom_imports_only_the_standard_library_and_itself() -> None:

@@ -14,7 +14,7 @@ from tsmla.identity.dtype import bytes_of
 from tsmla.identity.variant import Dtype
 
 from . import ptx
-from .hopper.fragment import QUAD
+from .warp import QUAD
 
 NUMERIC: dict[Dtype, type[Numeric]] = {
     Dtype.BF16: cutlass.BFloat16,

@@ -10,6 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
+from .warp import inclusive_maximum
+
 
 class Span(NamedTuple):
     """Rows `start .. start + length - 1` of the pack."""
@@ -47,7 +49,7 @@ def two_spans_behind(
     middle = _place(cum_seq_lens, cutlass.min(sequence + 1, last), rows)
     end = _place(cum_seq_lens, cutlass.min(sequence + 2, last), rows)
     if cute.arch.vote_any_sync((middle < start) | (end < middle) | (start < before)):
-        highest = _inclusive_maximum(cutlass.max(cutlass.max(start, middle), cutlass.max(end, before)))
+        highest = inclusive_maximum(cutlass.max(cutlass.max(start, middle), cutlass.max(end, before)))
         below = cute.arch.shuffle_sync_up(highest, 1, mask_and_clamp=0)
         if cute.arch.lane_idx() == 0:
             below = before
@@ -64,27 +66,13 @@ def _place(cum_seq_lens: cute.Tensor, index: Int32, rows: Int32) -> Int32:
 
 
 @cute.jit
-def _inclusive_maximum(value: Int32) -> Int32:
-    """The largest of this lane's value and those of lower lanes."""
-    for step in cutlass.range_constexpr(5):
-        below = cute.arch.shuffle_sync_up(value, 1 << step, mask_and_clamp=0)
-        if cute.arch.lane_idx() >= 1 << step:
-            value = cutlass.max(value, below)
-    return value
-
-
-@cute.jit
 def apart(span: Span, before: Int32, exists: Boolean) -> Span:
     """The spans of 32 neighbouring sequences, one in each lane, so that no row is in two of them: none starts before
     `before`, where the sequences of earlier calls end, nor before a lower lane's ends. Every lane of the warp must call
     it; those beyond the last sequence have empty spans and say that none `exists`."""
     start, length = span.start, span.length
     if cute.arch.vote_any_sync(exists and (length < 0 or start < before)):
-        end = cutlass.max(cutlass.max(start, start + length), before)
-        for step in cutlass.range_constexpr(5):
-            below = cute.arch.shuffle_sync_up(end, 1 << step, mask_and_clamp=0)
-            if cute.arch.lane_idx() >= 1 << step:
-                end = cutlass.max(end, below)
+        end = inclusive_maximum(cutlass.max(cutlass.max(start, start + length), before))
         below = cute.arch.shuffle_sync_up(end, 1, mask_and_clamp=0)
         if cute.arch.lane_idx() == 0:
             below = before

@@ -16,7 +16,7 @@ from cutlass.cutlass_dsl import select_
 from tsmla.identity.support import SMALLEST_PREFILL_TILE
 
 from ..parts import ptx
-from ..parts.hopper.fragment import QUAD
+from ..parts.warp import QUAD
 from .tile_bounds import LIST_WORDS
 from .tile_scheduler import Packs, QueryTile, query_tile, tile_bound
 from .work_range import WorkRange, tile_at, work_range

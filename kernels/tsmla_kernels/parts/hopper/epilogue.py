@@ -12,7 +12,8 @@ from ..precision import larger_magnitudes, packed_words
 from ..ptx import store_if
 from ..row_end import with_earlier
 from ..seqlen import Span
-from .fragment import QUAD, rows_columns
+from ..warp import QUAD
+from .fragment import rows_columns
 
 
 @cute.jit

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 
-QUAD = 4
-"""Neighbouring lanes that share a row."""
+from ..warp import QUAD as QUAD
 
 
 def rows_columns(accumulator: cute.Tensor) -> cute.Tensor:

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
-from .fragment import QUAD
+from ..warp import QUAD
 
 
 @cute.jit

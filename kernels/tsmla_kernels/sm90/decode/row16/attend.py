@@ -13,7 +13,6 @@ from tsmla.identity.dtype import bytes_of
 from ....limits import WARPGROUP
 from ....parts.alignment import aligned
 from ....parts.division import Divisor, quotient
-from ....parts.hopper.fragment import QUAD
 from ....parts.keys.listed import ListedKeys
 from ....parts.keys.scales import RowScales, query_scale
 from ....parts.keys.source import KeySource
@@ -21,6 +20,7 @@ from ....parts.keys.visible import Visibility, VisibleKeys, hides, keys_of_row, 
 from ....parts.logarithm import LOG2_E
 from ....parts.precision import larger_magnitudes
 from ....parts.query import QueryRows
+from ....parts.warp import QUAD
 from ..results import Results
 from ..work.task import Task, border_tile, for_each_task
 from .finish import finish

@@ -11,10 +11,10 @@ from ....decode.partials import Partials
 from ....limits import VECTOR_BYTES, WARPGROUP
 from ....parts.alignment import shared_vector
 from ....parts.hopper.epilogue import store_vector
-from ....parts.hopper.fragment import QUAD
 from ....parts.hopper.softmax import quad_max, quad_sum
 from ....parts.precision import fits_float16, largest_finite, lift_of
 from ....parts.row_end import BASE_2, RowEnd, count_sink, end_of_row, write_log_sum
+from ....parts.warp import QUAD
 from ..results import Results, output_of
 from ..work.task import Task, is_rehearsal
 from .geometry import BLOCK, FEW_ROWS, STRIP, TEAM_WARPS, TEAMS, FewRowsGeometry

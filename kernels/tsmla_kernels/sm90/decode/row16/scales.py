@@ -10,8 +10,8 @@ from cutlass import Float32, Int32
 from tsmla.identity.row_format import SCALE_BYTES
 
 from ....parts.alignment import shared_word
-from ....parts.hopper.fragment import QUAD
 from ....parts.keys.source import BOX_KEYS, KeySource, exists
+from ....parts.warp import QUAD
 from ..work.task import Task
 from .geometry import BLOCK, TILE_KV, FewRowsGeometry
 from .storage import Shared

@@ -30,11 +30,11 @@ from cutlass.cutlass_dsl import select_
 
 from ....limits import VECTOR_BYTES, WARPGROUP
 from ....parts.alignment import shared_vector, wipe_vector
-from ....parts.hopper.fragment import QUAD
 from ....parts.hopper.softmax import quad_max
 from ....parts.keys.visible import Viewers, VisibleKeys, seen_by_any
 from ....parts.precision import packed_words
 from ....parts.ptx import mma_16x8x16
+from ....parts.warp import QUAD
 from .geometry import BLOCK, BLOCKS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
 from .schedule import TEAM_BARRIER
 
