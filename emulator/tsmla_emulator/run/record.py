@@ -26,12 +26,11 @@ from typing import Any
 import numpy as np
 
 from . import machine
-from .host.memory import GUARD, POISON, allocate, check_guards
+from .host.memory import GUARD, PAGE, POISON, allocate, check_guards
 from .machine import Launch, Module, Options, Region, Report
 
 _ARRAY = "memory/"
-_PAGE = 4096
-_APART = 2 * GUARD + 2 * _PAGE
+_APART = 2 * GUARD + 2 * PAGE
 """Bytes between regions with guard zones of their own, at least: the zones, and what is left of pages."""
 
 
@@ -120,7 +119,7 @@ class Record:
         blocks: list[tuple[int, int]] = []
         for region in sorted(self._regions, key=lambda region: region.address):
             end = region.address + region.size
-            first = region.address - (region.address - GUARD) % _PAGE
+            first = region.address - (region.address - GUARD) % PAGE
             if blocks and first - blocks[-1][1] < _APART:
                 first, last = blocks.pop()
                 end = max(end, last)

@@ -20,7 +20,8 @@ and no more."""
 POISON = 0xFF
 """Byte of memory that nobody wrote: NaN in every float format with 8, 16, 32 or 64 bits, -1 in integers."""
 _CANARY = bytes((0xA5, 0x5A, 0xC3, 0x3C)) * (GUARD // 4)
-_PAGE = 4096
+PAGE = 4096
+"""Bytes of a page of this process."""
 _RANGE = 0x1000_0000_0000
 _MAP_FLAGS = 0x02 | 0x20 | 0x100000
 """Flags of mmap: MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE."""
@@ -71,11 +72,11 @@ def allocate(size: int, address: int | None = None) -> tuple[Block, ctypes.Array
     """
     global _next_map
     start = _next_map if address is None else address - GUARD
-    mapped = -(-(size + 2 * GUARD) // _PAGE) * _PAGE
+    mapped = -(-(size + 2 * GUARD) // PAGE) * PAGE
     if _libc.mmap(start, mapped, _READ_WRITE, _MAP_FLAGS, -1, 0) != start:
         reason = os.strerror(ctypes.get_errno())
         raise MemoryError(f"{size} bytes of emulated memory at {start + GUARD:#x} cannot be had: {reason}")
-    _next_map = max(_next_map, start + mapped + _PAGE)
+    _next_map = max(_next_map, start + mapped + PAGE)
     block = Block(start + GUARD, size, next(_numbers))
     ctypes.memmove(start, _CANARY, GUARD)
     ctypes.memmove(block.address + size, _CANARY, GUARD)
