@@ -3,8 +3,8 @@
 Launched behind every attention kernel that may split units, as its dependent: it is there when the last attention CTA
 ends. A CTA reads one record (`partials.py`) and takes some of its rows or of their columns, or leaves where there
 is nothing to combine. With w_i = 2^(lse_i - max): out = output_scale sum w_i out_i / sum w_i, LSE = max + log2 sum w_i;
-where heads have sinks, these count as `parts/row_end.py` says. Where rows are lifted, w_i also takes that out of a
-lane's columns."""
+where heads have sinks, these count as `parts/row_end.py` says. Where rows are lifted, w_i also undoes that for a lane's
+columns."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def launch_combine(
     in_chunks: cutlass.Constexpr[bool] = False,
     crowd: cutlass.Constexpr[int] = 1,
 ):
-    """Launch the combine behind the attention kernel that had the same `partials`, `kept` so, unless it had no slots
-    for any. `CombinePlan` has the words."""
+    """Launch the combine behind the attention kernel that was given the same `partials`, unless these have no
+    slots. kept, in_chunks, crowd: see `CombinePlan`."""
     plan = CombinePlan(kept, partials.rows.shape[2], in_chunks, crowd)
     ending = ending._replace(output_scale=ending.output_scale * 0.5**kept.bias)
     records, stored = partials.records.shape[0], partials.rows.shape[1]

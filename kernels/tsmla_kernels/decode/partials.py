@@ -4,12 +4,12 @@ The workspace is uninitialised bytes, and nothing in it outlives a call. It hold
 
 - records, RECORD_BYTES each: what there is to combine of one row tile (`Record`). Where there are as many groups of
   workers as units, or more, unit u has records u x group to u x group + group - 1, one for each column. Otherwise, and
-  where units may have other numbers of row tiles, worker w has record w, for the last unit that starts in its
-  positions: those before it end there as well. All are written in every call, so that the combine need not know how
+  where requests differ in row tiles, worker w has record w, for the last unit that starts in its positions: only that
+  one can go on behind them and be split. All records are written in every call, so that the combine need not know how
   the work was dealt;
-- the rows of `slots` partials, as many as fit, [slots, stored, columns], normalised, or lifted; stored = min(row tile,
-  most rows of a request), kept as `PartialRows` says. Row i of a slot is row i of its row tile. A row that sees no key
-  of its segment is 0. Every row of a row tile must be written, only those are read;
+- the rows of `slots` partials, as many as fit, [slots, stored, columns], where stored = min(row tile, most rows of a
+  request); normalised, or lifted, in the form that `PartialRows` says. Row i of a slot is row i of its row tile. A row
+  that sees no key of its segment is 0. Every row of a row tile must be written, only those are read;
 - their base-2 LSE [slots, stored] float32, -inf for rows that see no key;
 - where rows are lifted, [slots, stored, factors] float32: what normalises the blocks of columns that share a factor."""
 
@@ -32,7 +32,8 @@ from .segments import Segment, Unit, head_slot, split_of, tail_slot
 
 class Partials(NamedTuple):
     """The workspace as tensors: records [number, words] int32, rows [slots, stored, columns], LSE [slots, stored].
-    downs, where rows are lifted: the factor that takes that out of each block of columns, [slots, stored, (2, 2)]."""
+    downs: where rows are lifted, what each block of a row's columns is multiplied by to undo that, [slots, stored,
+    (2, 2)]; else None."""
 
     records: cute.Tensor
     rows: cute.Tensor

@@ -15,9 +15,10 @@ FEW_FOR_CHUNKS = 8
 """With 5 to this many partials, a warp may take one chunk of a row, what it loads of one partial at once, and read that
 chunk of all partials together; warps share nothing."""
 LSE_EACH = 2
-"""LSE that a lane reads together to find a row's highest where warps share its partials, and have no chunks of others:
-all of up to 64 partials."""
+"""LSE that a lane reads together to find the highest of a row whose partials warps share: with two, a warp reads those
+of 64 partials at once. One is enough where warps take chunks (`in_chunks`)."""
 MANY_PARTIALS = 2**31 - 1
+"""No bound: the share of a warp that takes turns with others holds for any number of partials."""
 H200_SMS = 132
 """SMs of an H200. The grid counts on this many on Blackwell, too, whose GPUs have more."""
 CTAS = 3 * H200_SMS
@@ -45,10 +46,11 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class CombinePlan:
-    """How rows of `columns` columns, whose partials are `kept` so, are spread over warps and CTAs.
+    """How rows are spread over warps and CTAs.
 
-    in_chunks: whether warps have chunks of rows of up to `FEW_FOR_CHUNKS` partials. crowd: CTAs an SM, up to which a
-    row's columns are cut into slices, one for each CTA."""
+    kept: the form in which partial rows are kept. columns: of a row. in_chunks: whether a row of up to `FEW_FOR_CHUNKS`
+    partials may be divided into chunks, each combined by one warp. crowd: a row's columns are cut into slices, one for
+    each CTA, as long as there are no more than so many CTAs an SM."""
 
     kept: PartialRows
     columns: int
@@ -97,15 +99,15 @@ class CombinePlan:
 
     @property
     def few(self) -> int:
-        """Most partials of rows that warps combine alone."""
+        """Most partials that a row may have so that no warp needs another's sums to combine it."""
         return FEW_FOR_CHUNKS if self.in_chunks else FEW_PARTIALS
 
     @property
     def block_lanes(self) -> int:
-        """Lanes that have a block of columns, each block with its factor where rows are lifted."""
+        """Lanes that hold a block of LIFTED_COLUMNS columns. Where rows are lifted, each block has a factor."""
         return LIFTED_COLUMNS // self.vector
 
     @property
     def alike(self) -> bool:
-        """Whether the blocks of a lane share a factor."""
+        """Whether all blocks that one lane holds columns of share a factor."""
         return self.kept.lifted is not None and self.kept.lifted.value[1] == 0

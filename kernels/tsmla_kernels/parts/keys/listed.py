@@ -175,9 +175,9 @@ def _shift(keys: ListedKeys) -> Int32:
 class Lines:
     """A piece of rows that is gathered together, as lines of 16 to 128 bytes, and where these lie in shared memory.
 
-    A row has `lines` lines of `line_bytes` bytes. In shared memory eight keys are a group: lines
-    of one number of its keys lie one behind the other, swizzled over the bytes of a line; behind them, those of the
-    next number. A group has room for `room` lines of each key: as many as are gathered together, unless it is given."""
+    A row has `lines` lines of `line_bytes` bytes. In shared memory eight keys are a group: it begins with the first
+    line of each of them, one behind the other, then comes the second line of each, and so on. Vectors of 16 bytes are
+    swizzled within a line. room: lines of a key that a group has room for; 0 for as many as are gathered."""
 
     line_bytes: int
     lines: int
@@ -202,7 +202,7 @@ class Lines:
         return self.offset(self.room or self.lines)
 
     def offset(self, line: int) -> int:
-        """Bytes from a group's first line to that of another number."""
+        """Bytes from a group's first line to its first key's line number `line`."""
         return 8 * self.line_bytes * line
 
     def place(self, first_key: int, lane: Int32) -> Int32:
