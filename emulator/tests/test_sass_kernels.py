@@ -90,7 +90,7 @@ def test_ptx_alone_and_changed_ptx_have_no_machine_code():
     options = Options(machine_code=True)
     with emulated("sm_90a", options) as gpu, pytest.raises(ValueError, match="PTX alone has no machine code"):
         gpu.launch(".version 8.8\n.target sm_90a\n", "k", (1,), (32,), [])
-    with emulated("sm_90a", options, rewrite=lambda module: module) as gpu:
+    with emulated("sm_90a", options, rewrite=lambda module: module, compiled=BUILT) as gpu:
         with pytest.raises(ValueError, match="rewrite changes PTX"):
             gpu.kernel(check.find(PREFILL))
 
