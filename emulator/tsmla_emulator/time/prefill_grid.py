@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tsmla.identity.arch import Arch
+from tsmla.identity.dtype import bytes_of
 from tsmla_kernels.prefill.tile_bounds import ALIKE, L2_SECTION_BYTES, SIDE_BY_SIDE
 from tsmla_kernels.sm90.prefill.geometry import (
     FOLLOWING,
@@ -182,4 +183,4 @@ def _following(variant: Any, shape: Any, processors: int, rows: int) -> list[lis
 
 def _row_bytes(variant: Any) -> int:
     """Return the bytes of a key and its value."""
-    return int((variant.d_qk + variant.d_v) * variant.dtype.bits // 8)
+    return bytes_of(variant.dtype.bits, variant.d_qk + variant.d_v)

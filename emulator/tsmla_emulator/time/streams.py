@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from tsmla.identity.dtype import bytes_of
 from tsmla.identity.row_format import SCALE_BYTES, format_of
 
 from ..run.machine import Launch
@@ -116,7 +117,7 @@ def _call_pack(variant: Any) -> None:
 
 
 def _pack_bytes(variant: Any, tokens: int, rows: int) -> int:
-    size, out = variant.dtype.bits // 8, variant.out_dtype.bits // 8
+    size, out = bytes_of(variant.dtype.bits), bytes_of(variant.out_dtype.bits)
     return rows * (variant.d_nope + variant.d_v) * (size + out) + (tokens * size + rows * out) * variant.d_rope
 
 
@@ -170,7 +171,7 @@ def _call_quantize(variant: Any) -> None:
 def _row_bytes(variant: Any) -> int:
     """Return the bytes of a row on one side plus on the other."""
     row = variant.row
-    return int(row.columns * variant.dtype.bits // 8 + row.bytes + SCALE_BYTES * row.apart)
+    return int(bytes_of(variant.dtype.bits, row.columns) + row.bytes + SCALE_BYTES * row.apart)
 
 
 KINDS = {
