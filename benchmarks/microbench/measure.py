@@ -18,7 +18,7 @@ from pathlib import Path
 from .. import protocol, runner
 
 HERE = Path(__file__).parent
-TOPICS = ("pipes", "sync", "wgmma", "shared", "tma", "launch", "dependents")
+TOPICS = ("pipes", "sync", "wgmma", "shared", "tma", "gather", "launch", "dependents")
 TARGET = "-gencode=arch=compute_90a,code=sm_90a"
 SECONDS = 60
 """Seconds after which a topic is given up."""
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         "results": measured,
         "failed": failed,
     }
-    print(runner.write_record(options.results, "microbench", record))
+    print(runner.write_record(options.results, "-".join(["microbench", *options.topics]), record))
     for topic, error in failed.items():
         print(f"{topic} failed: {error}", file=sys.stderr)
     return 1 if failed else 0
