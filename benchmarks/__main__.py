@@ -17,6 +17,7 @@ COMMANDS = {
     "prefill-pieces": "bench_prefill_pieces",
     "prefill-masked": "bench_prefill_masked",
     "prefill-chosen": "bench_prefill_chosen",
+    "prefill-crossover": "bench_prefill_crossover",
     "decode": "bench_decode",
     "decode-rows": "bench_decode_rows",
     "decode-chosen": "bench_decode_chosen",

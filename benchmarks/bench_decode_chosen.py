@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -41,25 +41,35 @@ MAX_DIFFERENCE = 0.08
 
 @dataclasses.dataclass
 class Case:
-    """One call: query [tokens, heads, 576], caches of the same rows in two formats, indices [tokens, TOP_K]."""
+    """One call: query [tokens, heads, 576], caches of the same rows in two formats, indices [tokens, TOP_K], and how
+    many of each list count, [tokens] int32, all of them when None."""
 
     query: torch.Tensor
     cache: torch.Tensor
     whole: torch.Tensor
     indices: torch.Tensor
+    lengths: torch.Tensor | None = None
     scale: float = (LATENT + ROPE) ** -0.5
 
     @classmethod
-    def make(cls, tokens: int, heads: int, slots: int, formats: list[str]) -> Case:
+    def make(cls, tokens: int, heads: int, slots: int, formats: Collection[str]) -> Case:
+        """Make a call whose tokens choose random keys of all `slots`."""
+        indices = torch.stack([torch.randperm(slots, device="cuda")[:TOP_K] for _ in range(tokens)]).int()
+        return cls.of(indices, None, heads, slots, formats)
+
+    @classmethod
+    def of(
+        cls, indices: torch.Tensor, lengths: torch.Tensor | None, heads: int, slots: int, formats: Collection[str]
+    ) -> Case:
+        """Make a call of these lists over random rows."""
         cache = torch.randn(slots // PAGE, PAGE, LATENT + ROPE, device="cuda").bfloat16()
         whole = torch.empty(slots // PAGE, PAGE, ROWS["fp8_ds_mla"].bytes, dtype=torch.uint8, device="cuda")
         rows = cache.view(slots, -1)
         if "fp8_ds_mla" in formats:
             places = torch.arange(slots, device="cuda")
             mla_write_cache(rows[:, :LATENT], rows[:, LATENT:], places, whole, format="fp8_ds_mla")
-        indices = torch.stack([torch.randperm(slots, device="cuda")[:TOP_K] for _ in range(tokens)]).int()
-        query = torch.randn(tokens, heads, LATENT + ROPE, device="cuda").bfloat16()
-        return cls(query, cache, whole, indices)
+        query = torch.randn(len(indices), heads, LATENT + ROPE, device="cuda", dtype=torch.bfloat16)
+        return cls(query, cache, whole, indices, lengths)
 
     @property
     def heads(self) -> int:
@@ -71,12 +81,11 @@ class Case:
         workspace = torch.empty(size, dtype=torch.int8, device="cuda")
         out = torch.empty(tokens, self.heads, LATENT, dtype=torch.bfloat16, device="cuda")
         lse = torch.empty(tokens, self.heads, device="cuda")
-        lengths = torch.full((tokens,), TOP_K, dtype=torch.int32, device="cuda")
 
         def launch() -> torch.Tensor:
             tsmla_decode(
                 self.query, cache, workspace, LATENT, ROPE, None, None, None, self.scale, out=out, lse=lse,
-                indices=self.indices, topk_length=lengths,
+                indices=self.indices, topk_length=self.lengths,
             )  # fmt: skip
             return out
 

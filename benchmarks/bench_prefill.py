@@ -63,8 +63,18 @@ class Case:
     scale: float
 
     @classmethod
-    def make(cls, sequences: int, queries: int, keys: int, causal: bool, dtype: torch.dtype, d_qk: int = 192) -> Case:
-        d_v, heads = DIMS[d_qk]
+    def make(
+        cls,
+        sequences: int,
+        queries: int,
+        keys: int,
+        causal: bool,
+        dtype: torch.dtype,
+        d_qk: int = 192,
+        heads: int | None = None,
+    ) -> Case:
+        d_v, usual_heads = DIMS[d_qk]
+        heads = heads or usual_heads
 
         def pack(length: int, dim: int) -> torch.Tensor:
             return torch.randn(sequences * length, heads, dim, device="cuda", dtype=torch.bfloat16).to(dtype)

@@ -10,7 +10,7 @@ in turn with tsmla's.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -37,20 +37,23 @@ def ours(case: Case, kv: torch.Tensor) -> Callable[[], torch.Tensor]:
 
     def launch() -> torch.Tensor:
         tsmla.tsmla_sparse_prefill(
-            case.query, kv, case.indices, case.scale, out=out, lse=lse, workspace_buffer=workspace
-        )
+            case.query, kv, case.indices, case.scale, topk_length=case.lengths, out=out, lse=lse,
+            workspace_buffer=workspace,
+        )  # fmt: skip
         return out
 
     return launch
 
 
-def launches(case: Case, formats: list[str]) -> dict[str, Callable[[], torch.Tensor]]:
+def launches(case: Case, formats: Collection[str]) -> dict[str, Callable[[], torch.Tensor]]:
     """Return launches by name, of ours and, where vLLM is installed, of its FlashMLA."""
     rows = case.cache.flatten(0, 1)
     keys = {"bf16": rows, "fp8_ds_mla": case.whole}
     found = {name: ours(case, keys[name]) for name in formats}
     if vllm_wheel.installed():
-        found["FlashMLA sparse"] = vllm_wheel.flash_mla_chosen_prefill(case.query, rows, case.indices, case.scale)
+        found["FlashMLA sparse"] = vllm_wheel.flash_mla_chosen_prefill(
+            case.query, rows, case.indices, case.scale, case.lengths
+        )
     return found
 
 

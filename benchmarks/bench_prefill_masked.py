@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from tsmla import tsmla_prefill
+from tsmla import tsmla_key_mask, tsmla_prefill
 from tsmla.problems.prefill import mask_words
 
 from . import protocol, runner
@@ -38,24 +38,39 @@ ROWS_AT_ONCE = 512
 class Masks:
     """Key masks of one call, [queries, words], by name."""
 
-    case: Case
+    queries: int
+    keys: int
+    causal: bool
 
     def of(self, name: str) -> torch.Tensor:
-        queries, keys = self.case.queries, self.case.keys
-        rows = [self._rows(name, first, keys) for first in range(0, queries, ROWS_AT_ONCE)]
+        if name == "chosen":
+            lists, lengths = random_lists(self.queries, self.keys, self.causal)
+            return tsmla_key_mask(lists, self.keys, topk_length=lengths)
+        rows = []
+        for last in _last_keys(self.queries, self.keys, self.causal):
+            key = torch.arange(self.keys, device="cuda")
+            seen = (key <= last) & (key > last - TOP_K) if name == "near" else torch.ones_like(key > last)
+            rows.append(mask_words(seen))
         return torch.cat(rows)
 
-    def _rows(self, name: str, first: int, keys: int) -> torch.Tensor:
-        query = torch.arange(first, min(first + ROWS_AT_ONCE, self.case.queries), device="cuda")[:, None]
-        last = query + keys - self.case.queries if self.case.causal else torch.full_like(query, keys - 1)
-        key = torch.arange(keys, device="cuda")
-        if name == "all set":
-            return mask_words(torch.ones(len(query), keys, dtype=torch.bool, device="cuda"))
-        if name == "near":
-            return mask_words((key <= last) & (key > last - TOP_K))
-        order = torch.rand(len(query), keys, device="cuda").masked_fill(key > last, 2.0)
-        chosen = order.topk(min(TOP_K, keys), largest=False).indices
-        return mask_words(torch.zeros(len(query), keys, dtype=torch.bool, device="cuda").scatter_(1, chosen, True))
+
+def random_lists(queries: int, keys: int, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return, for each query of one sequence, TOP_K random keys of those that it sees, [queries, TOP_K] int32, and how
+    many they are, [queries] int32: all that it sees where it sees fewer, and -1 behind them."""
+    lists, lengths = [], []
+    for last in _last_keys(queries, keys, causal):
+        order = torch.rand(len(last), keys, device="cuda").masked_fill(torch.arange(keys, device="cuda") > last, 2.0)
+        chosen = order.topk(TOP_K, largest=False).indices
+        lists.append(chosen.masked_fill(chosen > last, -1).int())
+        lengths.append((last + 1).clamp(max=TOP_K).flatten().int())
+    return torch.cat(lists), torch.cat(lengths)
+
+
+def _last_keys(queries: int, keys: int, causal: bool) -> Iterator[torch.Tensor]:
+    """Yield the last key that each query sees, [rows, 1], for ROWS_AT_ONCE queries at a time."""
+    for first in range(0, queries, ROWS_AT_ONCE):
+        query = torch.arange(first, min(first + ROWS_AT_ONCE, queries), device="cuda")[:, None]
+        yield query + keys - queries if causal else torch.full_like(query, keys - 1)
 
 
 def masked(case: Case, mask: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -95,15 +110,8 @@ def run(options: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
         for shape in SHAPES:
-            case = Case.make(*shape, DTYPES[options.dtype], options.dims)
-            if options.heads:
-                case = dataclasses.replace(
-                    case,
-                    **{
-                        name: getattr(case, name)[:, : options.heads].contiguous() for name in ("query", "key", "value")
-                    },
-                )
-            masks = Masks(case)
+            case = Case.make(*shape, DTYPES[options.dtype], options.dims, options.heads)
+            masks = Masks(*shape[1:])
             launches = {"dense": case.ours()}
             launches |= {name: masked(case, masks.of(name)) for name in ("all set", "chosen", "near")}
             protocol.agree({"tsmla": launches["dense"], "all set": launches["all set"]}, 0.01)

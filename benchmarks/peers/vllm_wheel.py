@@ -131,9 +131,11 @@ def _flash_mla_chosen(query: torch.Tensor, cache: torch.Tensor, indices: torch.T
     return launch
 
 
-def flash_mla_chosen_prefill(query: torch.Tensor, rows: torch.Tensor, indices: torch.Tensor, scale: float) -> Launch:
+def flash_mla_chosen_prefill(
+    query: torch.Tensor, rows: torch.Tensor, indices: torch.Tensor, scale: float, lengths: torch.Tensor | None = None
+) -> Launch:
     """Return a launch of FlashMLA's prefill of chosen keys: query [tokens, heads, 576], rows [keys, 576] bf16, indices
-    [tokens, top_k]. Heads are filled up as `_flash_mla_chosen` does."""
+    [tokens, top_k], of which the first `lengths` [tokens] count. Heads are filled up as `_flash_mla_chosen` does."""
     tokens, own, columns = query.shape
     heads = 64 if own <= 64 else 128
     filled = torch.zeros(tokens, heads, columns, dtype=query.dtype, device="cuda")
@@ -142,7 +144,7 @@ def flash_mla_chosen_prefill(query: torch.Tensor, rows: torch.Tensor, indices: t
 
     def launch() -> torch.Tensor:
         _operators("_flashmla_C").sparse_prefill_fwd(
-            filled, rows[:, None], indices[:, None], scale, LATENT, None, None, out
+            filled, rows[:, None], indices[:, None], scale, LATENT, None, lengths, out
         )
         return out[:, :own]
 
