@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 import tsmla
@@ -13,6 +15,8 @@ from tsmla.identity.arch import Arch
 from tsmla.identity.row_format import ROWS
 from tsmla.operators.checks import TORCH_DTYPES
 from tsmla.problems.lists import NOWHERE
+from tsmla_emulator.run.host import memory
+from tsmla_emulator.run.host.tensor import EmulatedTensor
 
 DTYPES = [torch_dtype for torch_dtype, ours in TORCH_DTYPES.items() if ours in Arch.SM90A.facts.gathered_dtypes]
 ROWS_WITH_SCALES = [name for name in Arch.SM90A.facts.gathered_rows if ROWS[name].scales]
@@ -144,6 +148,42 @@ def test_indices_outside_of_the_cache_anywhere(gpu):
     indices[3, 1:] = 12 * 64
     indices[4, :-1] = 2**31 - 2
     check_chosen(make_chosen((5,), 16, 400, indices=indices))
+
+
+def far_apart(cache: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a cache of two pages, the second of which ends less than 8 KiB before 32 GiB. Between them there
+    is no memory."""
+    first, second = (page.contiguous() for page in cache)
+    stride = (2**35 - second.nbytes) // 4096 * 4096 - 4096  # memory is mapped in pages of 4 KiB
+    block, near = memory.allocate(first.nbytes)
+    _, far = memory.allocate(second.nbytes, block.address + stride)
+    for buffer, page in ((near, first), (far, second)):
+        plain = torch.frombuffer(buffer, dtype=torch.uint8)
+        plain.copy_(page.view(torch.uint8).cpu().flatten())
+    whole = (ctypes.c_ubyte * (stride + second.nbytes)).from_address(block.address)
+    whole.buffers = near, far  # which free their memory where nobody holds them
+    strides = stride // cache.element_size(), *first.stride()
+    tensor = torch.frombuffer(whole, dtype=torch.uint8).view(cache.dtype).as_strided(cache.shape, strides)
+    return tensor.as_subclass(EmulatedTensor)
+
+
+FAR = {
+    "bf16": (16, {}),
+    "bf16, more than 64 rows": (80, {}),
+    "e4m3": (16, {"dtype": torch.float8_e4m3fn}),
+    "fp8_ds_mla": (16, {"row": "fp8_ds_mla"}),
+    "fp8_ds_mla, a row tile": (64, {"row": "fp8_ds_mla"}),
+    "fp8_ds_mla, pairs of CTAs": (128, {"row": "fp8_ds_mla"}),
+    "snapmla": (16, {"row": "snapmla"}),
+}
+
+
+@pytest.mark.parametrize("heads, more", FAR.values(), ids=FAR)
+def test_pages_that_reach_over_32_gib(gpu, heads, more):
+    """Places of rows are 32-bit numbers of 16 bytes, and become addresses of 64."""
+    chosen = make_chosen((2,), heads, 150, pages=2, **more)
+    cache = chosen.kv_cache
+    check_chosen(chosen, kv_cache=tuple(map(far_apart, cache)) if isinstance(cache, tuple) else far_apart(cache))
 
 
 def test_a_key_chosen_many_times(gpu):
