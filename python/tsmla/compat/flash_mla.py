@@ -103,7 +103,7 @@ def flash_mla_with_kvcache(
     Raises what `tsmla_decode` raises; the texts have both functions' names of an argument.
     """
     translate.refused(
-        _FACE, "keys come from one cache here: FlashMLA takes a second one beside it",
+        _FACE, "keys come from one cache here: attend to each cache in a call of its own, and merge both by their LSEs",
         extra_k_cache=extra_k_cache, extra_indices_in_kvcache=extra_indices_in_kvcache,
         extra_topk_length=extra_topk_length,
     )  # fmt: skip
