@@ -100,3 +100,16 @@ def is_tie(timings: dict[str, Any]) -> bool:
         lowest, highest = best["ratio"]
         return lowest <= 1 <= highest
     return abs(timings["tsmla"]["median_us"] / best["median_us"] - 1) <= TIE
+
+
+def bold(ratio: float) -> str:
+    """Return a ratio of times as pages have it: in bold where tsmla is slower."""
+    return f"**{ratio:.3f}**" if ratio > 1 else f"{ratio:.3f}"
+
+
+def certificate(record: dict[str, Any]) -> str:
+    """Return what pages say of where, when and how a record was measured."""
+    born = record["certificate"]
+    where = f"{born['device']}, driver {born['driver']}, torch {born['torch']}"
+    command = born["command"].split(" --commit")[0].split(" --results")[0]
+    return f"{where}, {born['date'][:10]}, commit {born['commit'][:7]}: `{command}`."

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import bench_prefill, charts, engine_tables, published
+from . import bench_prefill, charts, crossover_table, engine_tables, published
 
 ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "measured" / "performance.md"
@@ -74,6 +74,8 @@ decode: requests, query tokens, keys, heads, lengths.
 chosen-decode: requests, query tokens, heads.
 prefill: sequences, queries, keys, whether the mask is causal.
 """
+ROW_BYTES = {"bf16": 1152, "fp8_ds_mla": 656}
+"""Cache rows of chosen keys -> what one of them takes."""
 TOKENS = 8192
 """Tokens in the rows of cache operators and packs."""
 _PAGE = """\
@@ -87,9 +89,10 @@ The last column is of launches without pauses ({back_to_back} MHz: long runs rea
 A *ratio* is our time over that of the fastest other library in the row: below 1, tsmla is faster; bold, it is slower.
 A ratio is a *tie* where the 95 % confidence interval of its median holds 1 or, in records without intervals, within
 1 %. *Mixed* batches: four of the requests have so many query tokens, the others one. *Variable*: lengths vary by a
-half. Decodes and cache operators are replayed CUDA graphs, each from a cold L2. Compare within a table: GPUs and runs
-differ by some per cent. `benchmarks/protocol.py` says how calls are timed; times modelled without a GPU are in
-[timing-model.md](../../emulator/docs/timing-model.md).
+half. *A gather*: a kernel that brings as many random rows into shared memory and does nothing else (`python -m
+benchmarks microbench gather`). Decodes and cache operators are replayed CUDA graphs, each from a cold L2. Compare
+within a table: GPUs and runs differ by some per cent. `benchmarks/protocol.py` says how calls are timed; times modelled
+without a GPU are in [timing-model.md](../../emulator/docs/timing-model.md).
 
 There are no figures for Blackwell: kernels for sm_100a and sm_103a are verified in emulation; not yet run on hardware.
 
@@ -134,7 +137,7 @@ def performance_page() -> str:
         in_short=_in_short(),
         sections="\n\n".join(map(_gpu, devices)),
         cold_start=_of_cold_start(),
-        cold_certificate=_certificate(published.newest("cold_start")).rstrip("."),
+        cold_certificate=published.certificate(published.newest("cold_start")).rstrip("."),
     )
 
 
@@ -154,8 +157,8 @@ def _gpu(device: str) -> str:
     engines = [record for record in engine_tables.records() if record["certificate"]["device"] == device]
     table += [row for record in engines for row in engine_tables.rows(record)]
     head = ["call", "ours", "rate", "beside", "ratio", "back to back"]
-    said = [f"- {_certificate(record)}{_counted(record)}" for _, record in records]
-    said += [f"- {_certificate(record)}" for record in engines]
+    said = [f"- {published.certificate(record)}{_counted(record)}" for _, record in records]
+    said += [f"- {published.certificate(record)}" for record in engines]
     return "\n".join(
         [
             f"## {device}",
@@ -168,6 +171,7 @@ def _gpu(device: str) -> str:
             "Records:",
             "",
             *said,
+            *crossover_table.lines(device),
         ]
     )
 
@@ -359,11 +363,13 @@ def _scaled_rows(record: dict[str, Any]) -> Iterator[list[str]]:
             ratios = [us[name] / us["bf16"] for us in micros]
             call = f"decode {_decode_label(shape)}, {name} rows"
             beside = f"bf16 rows {_us(micros[0]['bf16'])}"
-            yield [call, _us(micros[0][name]), "", beside, *map(_bold, ratios)]
+            yield [call, _us(micros[0][name]), "", beside, *map(published.bold, ratios)]
 
 
 def _chosen_rows(record: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield decodes of chosen keys, each format beside the peer that is faster."""
+    """Yield decodes of chosen keys, each format beside the peer that is faster, and beside a kernel that only gathers
+    the rows."""
+    gathers = _gathers(record["certificate"]["device"])
     for shape in SHAPES["chosen-decode"]:
         results = [x for x in record["results"] if x["shape"] == [*shape]]
         micros = [{name: timing["median_us"] for name, timing in x["timings"].items()} for x in results]
@@ -374,7 +380,24 @@ def _chosen_rows(record: dict[str, Any]) -> Iterator[list[str]]:
             ratios = [us[name] / us[peer] for us in micros]
             keys = f"{record['top_k']} chosen keys of {record['slots']}"
             call = f"decode {requests} x {q_len}, {keys}, {heads} heads, {name} rows"
-            yield [call, _us(ours), "", f"{peer} {_us(micros[0][peer])}", *map(_bold, ratios)]
+            row_bytes, lists = ROW_BYTES[name], int(requests) * int(q_len)
+            rate = f"{lists * record['top_k'] * row_bytes / ours * 1e-3:,.0f} GB/s"
+            if alone := gathers.get((row_bytes, lists)):
+                rate += f", {alone / ours:.0%} of a gather"
+            yield [call, _us(ours), rate, f"{peer} {_us(micros[0][peer])}", *map(published.bold, ratios)]
+
+
+def _gathers(device: str) -> dict[tuple[int, int], float]:
+    """Return (bytes of a row, lists) -> microseconds of a kernel that only gathers so many lists of 2,048 random rows,
+    in the fastest of the ways that were measured."""
+    found: dict[tuple[int, int], float] = {}
+    for record in published.of_devices("microbench-gather", device):
+        for name, result in record["results"].items():
+            _, _, order, row, lists, _ = name.split(".")
+            if order == "random":
+                of = int(row.removesuffix("B")), int(lists.removesuffix(" lists"))
+                found[of] = min(result["value"], found.get(of, result["value"]))
+    return found
 
 
 def _prefill_rows(record: dict[str, Any]) -> Iterator[list[str]]:
@@ -413,7 +436,7 @@ def _copying_row(call: str, result: dict[str, Any]) -> list[str]:
     micros = {name: timing["median_us"] for name, timing in result["timings"].items()}
     ours, copy = micros.pop("tsmla"), micros.pop("copy")
     peer = min(micros, key=lambda name: micros[name])
-    ratio = _bold(ours / micros[peer])
+    ratio = published.bold(ours / micros[peer])
     return [call, _us(ours), f"{copy / ours:.0%} of a copy", f"{peer} {_us(micros[peer])}", ratio, ""]
 
 
@@ -436,18 +459,7 @@ def _counted(record: dict[str, Any]) -> str:
 def _ratio(timings: dict[str, Any]) -> str:
     """Return tsmla's time over that of the best of the others, in bold where tsmla is slower."""
     ratio = timings["tsmla"]["median_us"] / published.best_peer(timings)["median_us"]
-    return f"{ratio:.3f}, tie" if published.is_tie(timings) else _bold(ratio)
-
-
-def _bold(ratio: float) -> str:
-    return f"**{ratio:.3f}**" if ratio > 1 else f"{ratio:.3f}"
-
-
-def _certificate(record: dict[str, Any]) -> str:
-    born = record["certificate"]
-    where = f"{born['device']}, driver {born['driver']}, torch {born['torch']}"
-    command = born["command"].split(" --commit")[0].split(" --results")[0]
-    return f"{where}, {born['date'][:10]}, commit {born['commit'][:7]}: `{command}`."
+    return f"{ratio:.3f}, tie" if published.is_tie(timings) else published.bold(ratio)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
