@@ -9,14 +9,19 @@ from .bench_prefill import DIMS
 
 Micros = dict[tuple[int, int, int], dict[str, float]]
 """(queries, keys, heads) -> microseconds of each way."""
+_LATENT_COLUMNS = 576 + 512
+"""Columns of a latent key and of its value."""
 _TEXT = """\
 Queries choose {top_k:,} random keys of those before them. *Lists*: the fastest of tsmla_sparse_prefill with rows in
 bf16, the same in fp8_ds_mla, and FlashMLA's sparse prefill. The other rows: the time of tsmla_key_mask and
 tsmla_prefill with that mask, over that of lists; in bold, lists win. The last columns say up to how many keys a mask
 wins, in whole prompts and in the last queries of one; between the lengths that were measured, ratios are taken to lie
-on lines. Random keys leave out no tile of keys: where choices lie near each other, masks are faster. Launches are
-without pauses. What is not timed, and to be added for whole layers: expanding keys and values from the latent rows, for
-a mask; the projections to and from the latent space, for lists. {beside}"""
+on lines. For each query and head, a mask of (192, 128) multiplies 2 x 320 numbers a key that it sees, of (256, 256)
+2 x 512, and a list 2 x 1,088 a key that is chosen: with 64 heads or more, where lists fill their tiles, products alone
+are equal at {equal} keys a query, and prompts of twice as many. Random keys leave out no tile of keys: where choices
+lie near each other, masks are faster. Launches are without pauses. What is not timed, and to be added for whole layers:
+expanding keys and values from the latent rows, for a mask; the projections to and from the latent space, for lists.
+{beside}"""
 
 
 def lines(device: str) -> list[str]:
@@ -34,7 +39,8 @@ def lines(device: str) -> list[str]:
     labels = (f"{keys // 1024}K" if queries == keys else f"{queries:,} of {keys // 1024}K" for queries, keys in shapes)
     head = ["heads", "way", *labels, "prompts to", "last to"]
     table = [row for heads in dict.fromkeys(heads for *_, heads in micros) for row in _rows(micros, shapes, heads)]
-    text = _TEXT.format(top_k=record["top_k"], beside=_beside_flash_mla(micros))
+    equal = " and ".join(f"{record['top_k'] * _LATENT_COLUMNS // (d_qk + d_v):,}" for d_qk, (d_v, _) in DIMS.items())
+    text = _TEXT.format(top_k=record["top_k"], equal=equal, beside=_beside_flash_mla(micros))
     return [
         "",
         "### Chosen keys of a prompt: by a mask, or by lists",
