@@ -97,7 +97,6 @@ def test_tensors_near_the_beginning_of_memory(gpu, causal):
         check(problem, causal)
 
 
-@pytest.mark.archs("sm_100a")
 def test_bf16_from_fp16(gpu):
     check(make_problem([130], [200], 1, 1, 192, 128, torch.float16, "cuda"), True, out_dtype=torch.bfloat16)
 

@@ -72,7 +72,7 @@ _DIMS = {(192, 128): tuple(Dtype), (128, 128): tuple(Dtype), (256, 256): (Dtype.
 _HOPPER = Facts(
     gpus={"H100": 132, "H200": 132},
     ships=True,
-    prefill={Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16,), **_EIGHT_BITS},
+    prefill={Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16, Dtype.BF16), **_EIGHT_BITS},
     prefill_dims=_DIMS,
     deal=Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=132),
     gathered_dtypes=tuple(Dtype),
