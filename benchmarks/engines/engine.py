@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from . import model
 
-_START_SECONDS = 900
+_PATIENCE = 900.0
+"""Seconds that an answer may take."""
+
+
+class EngineError(SystemExit):
+    """An engine did not start, or did not do what it was told."""
 
 
 class Engine:
-    """A backend's engine. Construct one after the other, since each measures the GPU's memory."""
+    """A backend's engine: `start`ed, it may be asked.
 
-    def __init__(self, backend: model.Backend, memory: float, options: dict[str, Any]):
-        self.backend = backend
+    start_seconds: how long vLLM took to start, its import aside. cache_tokens: how many keys its cache holds, on all
+    GPUs together.
+    """
+
+    start_seconds: float
+    cache_tokens: int
+
+    def __init__(self, backend: model.Backend, memory: float, options: dict[str, Any], patience: float = _PATIENCE):
+        self.backend, self._patience = backend, patience
         context = multiprocessing.get_context("spawn")
         self._end, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, backend, memory, options), daemon=True)
         self._process.start()
         theirs.close()
-        self.start_seconds: float = self._answer(_START_SECONDS)
+
+    def started(self) -> Engine:
+        """Wait until the engine may be asked."""
+        self.start_seconds, self.cache_tokens = self._answer()
+        print(f"{self.backend}: up after {self.start_seconds:.0f} s, {self.cache_tokens} keys fit", flush=True)
+        return self
 
     def generate(self, lengths: list[int], new: int, seed: int) -> float:
         """Return the seconds for prompts of these lengths with `new` tokens each."""
@@ -49,33 +67,56 @@ class Engine:
         """Return host microseconds of each call of a backend's methods during one `generate`, by method."""
         return self._ask("host_times", lengths, new, seed)
 
-    def close(self) -> None:
-        self._end.send(None)
-        self._process.join(60)
+    def close(self, seconds: float = 60.0) -> None:
+        """Let the engine end, for so many seconds, or kill it."""
+        with contextlib.suppress(OSError):
+            self._end.send(None)
+        self._process.join(seconds)
         if self._process.is_alive():
             self._process.kill()
 
     def _ask(self, *what: Any) -> Any:
-        self._end.send(what)
-        return self._answer(None)
+        try:
+            self._end.send(what)
+        except OSError:
+            raise EngineError(f"{self.backend}: the engine's process ended") from None
+        return self._answer()
 
-    def _answer(self, seconds: float | None) -> Any:
-        if seconds is not None and not self._end.poll(seconds):
-            raise SystemExit(f"{self.backend}: no answer in {seconds:.0f} s")
+    def _answer(self) -> Any:
+        if not self._end.poll(self._patience):
+            raise EngineError(f"{self.backend}: no answer in {self._patience:.0f} s")
         try:
             fine, answer = self._end.recv()
-        except EOFError:
-            raise SystemExit(f"{self.backend}: the engine's process ended") from None
+        except (EOFError, OSError):
+            raise EngineError(f"{self.backend}: the engine's process ended") from None
         if not fine:
-            raise SystemExit(f"{self.backend}: {answer}")
+            raise EngineError(f"{self.backend}: {answer}")
         return answer
+
+
+def start_all(
+    backends: Sequence[model.Backend], memory: float, options: dict[str, Any], patience: float
+) -> Iterator[Engine | EngineError]:
+    """Yield the engine of each backend once it is up, or why it did not come up.
+
+    memory: the share of the GPU's that each has. Engines whose caches have a size (`cache_gib`) start at the same time,
+    others one after the other, since each measures the GPU's memory.
+    """
+    engines = (Engine(backend, memory, options, patience) for backend in backends)
+    for engine in list(engines) if options["cache_gib"] else engines:
+        try:
+            yield engine.started()
+        except EngineError as error:
+            engine.close(1)
+            yield error
 
 
 def _serve(end: Connection, backend: model.Backend, memory: float, options: dict[str, Any]) -> None:
     try:
-        os.environ.update(variable.partition("=")[::2] for variable in backend.environment)
+        multiprocessing.current_process().daemon = False  # so that it may have processes of its own, one for each GPU
+        os.environ.update(backend.environment)
         llm, seconds = model.start(backend, memory, options)
-        end.send((True, seconds))
+        end.send((True, (seconds, _cache_tokens(llm))))
         does: dict[str, Callable[..., Any]] = {
             "generate": _generate,
             "tokens": _tokens,
@@ -88,6 +129,12 @@ def _serve(end: Connection, backend: model.Backend, memory: float, options: dict
             end.send((True, does[name](llm, *given)))
     except Exception:
         end.send((False, traceback.format_exc()))
+
+
+def _cache_tokens(llm: Any) -> int:
+    config = llm.llm_engine.vllm_config
+    shards = config.parallel_config.decode_context_parallel_size
+    return config.cache_config.num_gpu_blocks * config.cache_config.block_size * shards
 
 
 def _generate(llm: Any, lengths: list[int], new: int, seed: int) -> float:

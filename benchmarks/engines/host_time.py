@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> None:
     given = [options.prompt] * options.requests, options.new
     results = {}
     for backend in options.backends:
-        engine = Engine(backend, 0.5, model.forwarded(options))
+        engine = Engine(backend, 0.5, model.forwarded(options), options.patience).started()
         engine.host_times(*given, 0)
         results[str(backend)] = engine.host_times(*given, 1)
         engine.close()

@@ -1,8 +1,8 @@
 """A random DeepSeek-V3-shaped model, and a vLLM on it whose MLA backends are chosen by name.
 
-Attention has the real dimensions; layers are dense and few, so that the model fits beside others on one GPU. Weights
-are drawn from +-0.05: from vLLM's own +-0.001, attention is nearly invisible, and all backends give the same tokens
-whatever they compute.
+Attention has the real dimensions; layers are dense and few, so that the model fits beside others on one GPU. `weights`
+draws what vLLM's own dummy weights are not: values that make attention decide tokens, and that are the same when
+several GPUs divide the model.
 
 With --sparse the model has DeepSeek-V3.2's shape: each layer's indexer, as random as the rest, chooses keys. vLLM
 computes it with DeepGEMM, which compiles kernels with nvcc as they are used.
@@ -20,9 +20,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from . import weights
+
 OURS = "TSMLA"
 _FORWARDED = (
-    "sparse", "heads", "layers", "kv", "max_len", "max_seqs", "batched_tokens", "graphs", "fp8_prefill", "speculate",
+    "sparse", "heads", "layers", "kv", "cache_gib", "max_len", "max_seqs", "batched_tokens", "graphs", "fp8_prefill",
+    "speculate",
+)  # fmt: skip
+_PARALLEL = (
+    "tensor_parallel_size", "decode_context_parallel_size", "cp_kv_cache_interleave_size", "dcp_comm_backend",
+    "disable_custom_all_reduce",
 )  # fmt: skip
 
 
@@ -32,26 +39,52 @@ class Backend:
 
     name: the decode backend's in vLLM, or "auto".
     prefill: the prefill backend's.
-    environment: variables that its process has, NAME=VALUE.
+    settings: NAME=VALUE, each a variable of its process, or, in lower case, an argument of vLLM's, in JSON or a word.
     """
 
     name: str
     prefill: str
-    environment: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Backend:
-        """Read NAME or NAME+PREFILL, with variables behind commas. tsmla's decode comes with its prefill unless another
+        """Read NAME or NAME+PREFILL, with settings behind commas. tsmla's decode comes with its prefill unless another
         is named."""
-        backend, *environment = text.split(",")
+        backend, *settings = text.split(",")
         name, _, prefill = backend.partition("+")
-        if not all(variable.find("=") > 0 for variable in environment):
+        if not all(setting.find("=") > 0 for setting in settings):
             raise argparse.ArgumentTypeError(f"{text}: expected NAME=VALUE behind commas")
-        return cls(name, prefill or (OURS if name == OURS else "auto"), tuple(environment))
+        return cls(name, prefill or (OURS if name == OURS else "auto"), tuple(settings))
 
     def __str__(self) -> str:
         named = self.name if self.prefill in ("auto", self.name) else f"{self.name}+{self.prefill}"
-        return ",".join((named, *self.environment))
+        return ",".join((named, *self.settings))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {name: value for name, value in map(_named, self.settings) if not name.islower()}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """vLLM's arguments that this backend has for itself."""
+        return {name: _value(text) for name, text in map(_named, self.settings) if name.islower()}
+
+    def on_one_gpu(self) -> Backend:
+        """Return the backend as it is without parallelism."""
+        alone = [setting for setting in self.settings if _named(setting)[0] not in _PARALLEL]
+        return dataclasses.replace(self, settings=tuple(alone))
+
+
+def _named(setting: str) -> tuple[str, str]:
+    name, _, value = setting.partition("=")
+    return name, value
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +92,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "backends",
         nargs="+",
         type=Backend.parse,
-        help="NAME or NAME+PREFILL, such as TSMLA, auto, FLASHMLA; ,VARIABLE=VALUE behind it sets one for its process",
+        help="NAME or NAME+PREFILL, such as TSMLA, auto, FLASHMLA; ,VARIABLE=VALUE behind it sets one for its process, "
+        "and ,argument=VALUE one of vLLM's, such as ,tensor_parallel_size=2,decode_context_parallel_size=2",
     )
     parser.add_argument("--sparse", action="store_true", help="keys are chosen, by a random indexer (%(default)s)")
     parser.add_argument("--kv", default="auto", help="dtype of the KV cache: auto, fp8, fp8_ds_mla (%(default)s)")
+    parser.add_argument(
+        "--cache-gib",
+        type=float,
+        help="size of each KV cache, for engines that start at the same time (a share of memory, measured one by one)",
+    )
     parser.add_argument("--heads", type=int, default=16, help="(%(default)s)")
     parser.add_argument("--layers", type=int, default=24, help="(%(default)s)")
     parser.add_argument("--max-len", type=int, default=32768, help="longest context, in tokens (%(default)s)")
@@ -75,6 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="METHOD:TOKENS",
         help="draft so many tokens by vLLM's mtp (a random layer: hardly a draft is taken) or ngram_gpu",
     )
+    parser.add_argument("--patience", type=float, default=900, help="seconds that an engine's answer may take")
     parser.add_argument("--fp8-prefill", action="store_true", help="use_prefill_query_quantization (%(default)s)")
 
 
@@ -103,38 +143,38 @@ def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any
     )
     os.environ["TSMLA_VLLM_SPARSE"] = str(int(options["sparse"]))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    import vllm.model_executor.model_loader.dummy_loader as loader
     from vllm import LLM
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    draw = loader.initialize_dummy_weights
-
-    def wider(model: Any, *given: Any, **named: Any) -> None:
-        draw(model, *given, **{**named, "low": -0.05, "high": 0.05})
-
-    loader.initialize_dummy_weights = wider
+    weights.register()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(shape(options)))
-        llm = LLM(
-            model=directory,
-            skip_tokenizer_init=True,
-            load_format="dummy",
-            dtype="bfloat16",
-            seed=0,
-            max_model_len=options["max_len"],
-            gpu_memory_utilization=memory,
-            kv_cache_dtype=options["kv"],
-            attention_config=attention(backend, options),
-            enable_prefix_caching=False,
-            max_num_seqs=options["max_seqs"],
-            max_num_batched_tokens=options["batched_tokens"],
-            speculative_config=options["speculate"],
-            disable_log_stats=options["speculate"] is None,
-            compilation_config={"mode": 0, "cudagraph_mode": options["graphs"]},
-        )
+        llm = LLM(model=directory, **arguments(backend, memory, options))
     return llm, time.perf_counter() - started
+
+
+def arguments(backend: Backend, memory: float, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of vLLM's LLM, the model aside."""
+    given = {
+        "skip_tokenizer_init": True,
+        "load_format": weights.FORMAT,
+        "dtype": "bfloat16",
+        "seed": 0,
+        "max_model_len": options["max_len"],
+        "gpu_memory_utilization": memory,
+        "kv_cache_memory_bytes": options["cache_gib"] and int(options["cache_gib"] * 2**30),
+        "kv_cache_dtype": options["kv"],
+        "attention_config": attention(backend, options),
+        "enable_prefix_caching": False,
+        "max_num_seqs": options["max_seqs"],
+        "max_num_batched_tokens": options["batched_tokens"],
+        "speculative_config": options["speculate"],
+        "disable_log_stats": options["speculate"] is None,
+        "compilation_config": {"mode": 0, "cudagraph_mode": options["graphs"]},
+    }
+    return given | backend.arguments
 
 
 def attention(backend: Backend, options: dict[str, Any]) -> dict[str, Any]:

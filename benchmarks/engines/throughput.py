@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import runner
 
 from . import model
-from .engine import Engine
+from .engine import Engine, EngineError, start_all
 
 _ATTENTION = ("mla", "fmha", "flash", "attn", "attention", "tsmla", "concat", "merge", "gather", "pack")
 """Parts of names of kernels for attention, and of copies that only attention needs."""
@@ -54,9 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     each = options.memory / len(options.backends)
     engines = []
-    for backend in options.backends:
-        engines.append(Engine(backend, each, model.forwarded(options)))
-        print(f"{backend}: up after {engines[-1].start_seconds:.0f} s", flush=True)
+    for engine in start_all(options.backends, each, model.forwarded(options), options.patience):
+        if isinstance(engine, EngineError):
+            raise engine
+        engines.append(engine)
     drafts = options.speculate and f"-{options.speculate['method']}-{options.speculate['num_speculative_tokens']}"
     name = f"vllm-throughput-{model.label(options)}{drafts or ''}{'-profiled' * options.profile}"
     results: list[dict[str, Any]] = []
@@ -65,6 +66,8 @@ def run(options: argparse.Namespace) -> None:
         "model": model.shape(model.forwarded(options)),
         "options": model.forwarded(options),
         "backends": [str(backend) for backend in options.backends],
+        "start_seconds": {str(engine.backend): engine.start_seconds for engine in engines},
+        "cache_tokens": {str(engine.backend): engine.cache_tokens for engine in engines},
         "results": results,
     }
     for case in options.case:

@@ -8,7 +8,7 @@ import pytest
 from tsmla.integrations import vllm
 
 from benchmarks import engine_tables
-from benchmarks.engines import model
+from benchmarks.engines import engine, model, tokens
 from benchmarks.engines.model import Backend
 
 
@@ -29,6 +29,73 @@ def test_a_backend_is_what_its_name_says(text, backend):
 def test_variables_without_a_name_or_a_value_are_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="expected NAME=VALUE behind commas"):
         Backend.parse(text)
+
+
+def test_settings_are_variables_or_arguments_of_vllm():
+    ranks = "tensor_parallel_size=2,decode_context_parallel_size=2,dcp_comm_backend=a2a"
+    backend = Backend.parse(f"TSMLA,A=1,kv_cache_dtype=fp8,{ranks}")
+    assert backend.environment == {"A": "1"}
+    assert backend.arguments == {
+        "kv_cache_dtype": "fp8",
+        "tensor_parallel_size": 2,
+        "decode_context_parallel_size": 2,
+        "dcp_comm_backend": "a2a",
+    }
+    assert str(backend.on_one_gpu()) == "TSMLA,A=1,kv_cache_dtype=fp8"
+
+
+def test_a_setting_overrules_the_options_of_all(monkeypatch):
+    monkeypatch.setattr(vllm, "selected_names", lambda sparse: ("TSMLA", "TSMLA"))
+    parser = argparse.ArgumentParser()
+    model.add_arguments(parser)
+    given = parser.parse_args(["TSMLA", "TSMLA,kv_cache_dtype=fp8_ds_mla", "--cache-gib", "1.5"])
+    plain, rows = (model.arguments(backend, 0.5, model.forwarded(given)) for backend in given.backends)
+    assert plain["kv_cache_dtype"] == "auto" and plain["kv_cache_memory_bytes"] == 3 * 2**29
+    assert rows == plain | {"kv_cache_dtype": "fp8_ds_mla"}
+
+
+def test_a_backend_on_several_gpus_is_compared_with_itself_on_one():
+    several = Backend.parse("TSMLA,tensor_parallel_size=2")
+    told = ["FLASHMLA", "FLASHMLA alone", "TSMLA", str(several)]
+    assert list(tokens._pairs(several, told)) == [(str(several), "FLASHMLA"), (str(several), "TSMLA")]
+    assert list(tokens._pairs(Backend.parse("TSMLA"), told)) == [("TSMLA", "FLASHMLA")]
+    assert list(tokens._pairs(Backend.parse("FLASHMLA"), told)) == [("FLASHMLA alone", "FLASHMLA")]
+    assert not list(tokens._pairs(Backend.parse("TRITON_MLA"), told))
+
+
+class Started:
+    """Stands in for an engine: notes when it is made and when it is up; one whose backend is BAD does not come up."""
+
+    def __init__(self, backend, memory, options, patience):
+        self.backend = backend
+        NOTED.append(f"makes {backend}")
+
+    def started(self):
+        NOTED.append(f"waits for {self.backend}")
+        if self.backend == "BAD":
+            raise engine.EngineError("BAD: did not start")
+        return self
+
+    def close(self, seconds=60.0):
+        NOTED.append(f"closes {self.backend}")
+
+
+NOTED: list[str] = []
+
+
+@pytest.mark.parametrize(
+    "cache, noted",
+    [
+        (None, ["makes BAD", "waits for BAD", "closes BAD", "makes GOOD", "waits for GOOD"]),
+        (2.0, ["makes BAD", "makes GOOD", "waits for BAD", "closes BAD", "waits for GOOD"]),
+    ],
+)
+def test_engines_start_together_when_nothing_is_measured(monkeypatch, cache, noted):
+    NOTED.clear()
+    monkeypatch.setattr(engine, "Engine", Started)
+    bad, good = engine.start_all(["BAD", "GOOD"], 0.5, {"cache_gib": cache}, 1.0)
+    assert isinstance(bad, engine.EngineError) and good.backend == "GOOD"
+    assert noted == NOTED
 
 
 def test_speculation_is_a_method_and_a_number():
