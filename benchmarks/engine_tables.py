@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import published
-from .engines.model import OURS
+from .engines.model import OURS, Backend
 
 
 def records() -> list[dict[str, Any]]:
@@ -15,28 +15,43 @@ def records() -> list[dict[str, Any]]:
 
 
 def rows(record: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield a row for each case and backend of tsmla's, beside the first of the others."""
-    options = record["options"]
+    """Yield a row for each case and backend of tsmla's, beside the first backend."""
     for result in record["results"]:
-        requests, _, rest = result["case"].partition("x")
-        new = int(requests) * int(rest.partition("+")[2])
-        first, *_ = result["seconds"]
-        drafts = options.get("speculate")
-        choosing = ", chosen keys" if options.get("sparse") else ""
-        drafting = f", {drafts['method']} {drafts['num_speculative_tokens']}" if drafts else ""
-        for name, seconds in result["seconds"].items():
+        first, *others = result["seconds"]
+        for name in others:
             if name.startswith(OURS):
-                call = (
-                    f"vLLM {requests} x {rest.replace('+', ' + ')}{choosing}{drafting}, {options['heads']} heads, "
-                    f"{options['layers']} layers, {'bf16' if options['kv'] == 'auto' else options['kv']} cache"
-                    + name.removeprefix(OURS).replace(",", ", ")
-                )
-                tokens = f"{new / statistics.median(seconds):,.0f} tokens/s"
-                yield [call, "", tokens, *_beside(first, result["seconds"][first], seconds), ""]
+                yield _row(record["options"], result, Backend.parse(first), Backend.parse(name))
 
 
-def _beside(first: str, theirs: list[float], ours: list[float]) -> tuple[str, str]:
-    """Return the other backend's time, and tsmla's over it; a tie where a round of one reaches one of the other."""
+def _row(options: dict[str, Any], result: dict[str, Any], first: Backend, backend: Backend) -> list[str]:
+    requests, _, rest = result["case"].partition("x")
+    seconds = result["seconds"][str(backend)]
+    drafts = options.get("speculate")
+    gpus = backend.arguments.get("tensor_parallel_size", 1)
+    said = [
+        f"vLLM {requests} x {rest.replace('+', ' + ')}",
+        "chosen keys" if options.get("sparse") else "",
+        f"{drafts['method']} {drafts['num_speculative_tokens']}" if drafts else "",
+        f"{options['heads']} heads",
+        f"{options['layers']} layers",
+        f"{cache_of(backend, options)} cache",
+        f"{gpus} GPUs" if gpus > 1 else "",
+        "which share contexts" if backend.arguments.get("decode_context_parallel_size", 1) > 1 else "",
+        *(f"{name}={value}" for name, value in backend.environment.items()),
+    ]
+    tokens = f"{int(requests) * int(rest.partition('+')[2]) / statistics.median(seconds):,.0f} tokens/s"
+    beside = first.name if first.name != backend.name else f"{first.name}, {cache_of(first, options)} cache"
+    return [", ".join(filter(None, said)), "", tokens, beside, _ratio(result["seconds"][str(first)], seconds), ""]
+
+
+def cache_of(backend: Backend, options: dict[str, Any]) -> str:
+    """Return the dtype of a backend's cache, in words."""
+    cache = backend.arguments.get("kv_cache_dtype", options["kv"])
+    return "bf16" if cache == "auto" else cache
+
+
+def _ratio(theirs: list[float], ours: list[float]) -> str:
+    """Return tsmla's time over the other's; a tie where a round of one reaches one of the other."""
     ratio = statistics.median(ours) / statistics.median(theirs)
     apart = max(ours) < min(theirs) or max(theirs) < min(ours)
-    return first, f"{ratio:.3f}" if apart else f"{ratio:.3f}, tie"
+    return f"{ratio:.3f}" if apart else f"{ratio:.3f}, tie"

@@ -132,3 +132,20 @@ def test_a_sparse_model_chooses_its_keys(monkeypatch, sparse, architecture, deco
     assert model.label(given) == "auto-16-heads" + "-sparse" * sparse
     record = {"options": options, "results": [{"case": "4x64+2", "seconds": {"auto": [2.0], "TSMLA": [1.0]}}]}
     assert [row[0] for row in engine_tables.rows(record)] == [call]
+
+
+def test_a_row_says_which_cache_and_how_many_gpus():
+    options = {"heads": 12, "layers": 24, "kv": "auto"}
+    ranks = "tensor_parallel_size=2,decode_context_parallel_size=2"
+    seconds = {
+        "TSMLA": [4.0],
+        "TSMLA,kv_cache_dtype=fp8_ds_mla": [2.0],
+        f"TSMLA,A=1,{ranks}": [5.0],
+        "FLASHMLA": [1.0],
+    }
+    record = {"options": options, "results": [{"case": "4x64+2", "seconds": seconds}]}
+    rows, ranks = engine_tables.rows(record)
+    assert rows == [
+        "vLLM 4 x 64 + 2, 12 heads, 24 layers, fp8_ds_mla cache", "", "4 tokens/s", "TSMLA, bf16 cache", "0.500", ""
+    ]  # fmt: skip
+    assert ranks[0] == "vLLM 4 x 64 + 2, 12 heads, 24 layers, bf16 cache, 2 GPUs, which share contexts, A=1"
