@@ -27,7 +27,6 @@ def _row(options: dict[str, Any], result: dict[str, Any], first: Backend, backen
     requests, _, rest = result["case"].partition("x")
     seconds = result["seconds"][str(backend)]
     drafts = options.get("speculate")
-    gpus = backend.arguments.get("tensor_parallel_size", 1)
     said = [
         f"vLLM {requests} x {rest.replace('+', ' + ')}",
         "chosen keys" if options.get("sparse") else "",
@@ -35,7 +34,7 @@ def _row(options: dict[str, Any], result: dict[str, Any], first: Backend, backen
         f"{options['heads']} heads",
         f"{options['layers']} layers",
         f"{cache_of(backend, options)} cache",
-        f"{gpus} GPUs" if gpus > 1 else "",
+        f"{backend.gpus} GPUs" if backend.gpus > 1 else "",
         "which share contexts" if backend.arguments.get("decode_context_parallel_size", 1) > 1 else "",
         *(f"{name}={value}" for name, value in backend.environment.items()),
     ]

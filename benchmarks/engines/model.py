@@ -69,6 +69,10 @@ class Backend:
         """vLLM's arguments that this backend has for itself."""
         return {name: _value(text) for name, text in map(_named, self.settings) if name.islower()}
 
+    @property
+    def gpus(self) -> int:
+        return self.arguments.get("tensor_parallel_size", 1)
+
     def on_one_gpu(self) -> Backend:
         """Return the backend as it is without parallelism."""
         alone = [setting for setting in self.settings if _named(setting)[0] not in _PARALLEL]
@@ -132,8 +136,9 @@ def forwarded(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def label(options: argparse.Namespace) -> str:
-    """Return the part of a record's name that says which model and cache it is about."""
-    return f"{options.kv}-{options.heads}-heads{'-sparse' * options.sparse}"
+    """Return the part of a record's name that says which model and cache it is about, and on how many GPUs."""
+    gpus = max(backend.gpus for backend in options.backends)
+    return f"{options.kv}-{options.heads}-heads{'-sparse' * options.sparse}{f'-{gpus}-gpus' * (gpus > 1)}"
 
 
 def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any, float]:

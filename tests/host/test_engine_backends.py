@@ -54,6 +54,19 @@ def test_a_setting_overrules_the_options_of_all(monkeypatch):
     assert rows == plain | {"kv_cache_dtype": "fp8_ds_mla"}
 
 
+@pytest.mark.parametrize(
+    "given, label",
+    [
+        (["TSMLA"], "auto-16-heads"),
+        (["auto", "TSMLA,tensor_parallel_size=4", "--heads", "8", "--kv", "fp8"], "fp8-8-heads-4-gpus"),
+    ],
+)
+def test_records_of_several_gpus_have_names_of_their_own(given, label):
+    parser = argparse.ArgumentParser()
+    model.add_arguments(parser)
+    assert model.label(parser.parse_args(given)) == label
+
+
 def test_a_backend_on_several_gpus_is_compared_with_itself_on_one():
     several = Backend.parse("TSMLA,tensor_parallel_size=2")
     told = ["FLASHMLA", "FLASHMLA alone", "TSMLA", str(several)]
