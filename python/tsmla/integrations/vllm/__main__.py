@@ -25,7 +25,8 @@ def main() -> int:
     sparse, _ = selected_names(sparse=True)
     unless_named = f", and {options.SPARSE.name}=1 in the environment" if sparse == CUSTOM else ""
     print(f"  layers that choose their keys (sparse attention): {sparse} as the backend{unless_named}")
-    print("  --kv-cache-dtype fp8 for a cache in e4m3; docs/start/vllm.md says what is supported")
+    print("  --kv-cache-dtype fp8 for a cache in e4m3, fp8_ds_mla for one in e4m3 with scales in its rows")
+    print("  docs/start/vllm.md says what is supported")
     for setting in options.SETTINGS:
         value = os.environ.get(setting.name) or f"unset: {setting.default}"
         print(f"  {setting.name} ({setting.accepted}; {value}): {setting.meaning}")
