@@ -3,7 +3,8 @@ by a seed of its own, and vLLM divides it as it divides a checkpoint's.
 
 Values are as large as keep their products' variance, so that all layers are of weight in the result. Queries are
 _PEAKED times as large, so that softmax has peaks: over flat scores, a backend that confuses keys would give nearly the
-same tokens as one that does not.
+same tokens as one that does not. Rows of the head differ in size, which sets the first logit apart from the second:
+where all are of one size, rounding to bfloat16 decides three times as many tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def drawn(shape: dict[str, Any], dtype: torch.dtype, device: torch.device) -> It
         inputs = 1 if "embed_tokens" in name else size[1]
         bound = math.sqrt(3 / inputs) * (_PEAKED if "q_b_proj" in name else 1)
         generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
-        yield name, torch.empty(size, dtype=dtype, device=device).uniform_(-bound, bound, generator=generator)
+        values = torch.empty(size, dtype=dtype, device=device).uniform_(-bound, bound, generator=generator)
+        if "head" in name:
+            values *= torch.empty(size[0], 1, dtype=dtype, device=device).log_normal_(generator=generator)
+        yield name, values
 
 
 def sizes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:

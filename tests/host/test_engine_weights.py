@@ -62,3 +62,11 @@ def test_norms_change_nothing():
     flat = {name: set(values.tolist()) for name, values in drawn.items() if values.ndim == 1}
     assert set(map(frozenset, flat.values())) == {frozenset({1.0}), frozenset({0.0})}
     assert all(values == {0.0} for name, values in flat.items() if name.endswith("bias"))
+
+
+def test_rows_of_the_head_differ_in_size():
+    drawn = dict(weights.drawn(shape(), torch.float32, torch.device("cpu")))
+    largest = drawn["lm_head.weight"].abs().amax(1)
+    assert largest.max() / largest.median() > 3
+    others = drawn["model.layers.0.self_attn.o_proj.weight"].abs().amax(1)
+    assert others.max() / others.median() < 1.1
