@@ -75,6 +75,7 @@ SECTIONS = (
 DOES = {
     "load": "copies queries, keys and values into shared memory, but for what another role brings",
     "transpose_values": "transposes 8-bit values for the second product",
+    "widen_values": "makes float16 of 8-bit values for the second product",
     "attend": "scores keys, makes probabilities, adds up values, writes the rows",
     "clean": "writes zeros over keys that no row may see; brings scales of keys",
     "deal": "finds the CTA's share of the work and tells it to the others, a task at a time",

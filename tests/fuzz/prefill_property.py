@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 import tsmla
+from tsmla.identity.arch import Arch
 from tsmla.identity.support import ROPE_DIM
 from tsmla.identity.variant import Dtype
 from tsmla.operators.checks import TORCH_DTYPE_OF
-from tsmla.problems.prefill import mask_words
+from tsmla.problems.prefill import mask_words, weight_dtype
 
 from . import prefill_merge
 from .guarded import Guarded, strides
@@ -38,7 +39,7 @@ def check(case: PrefillCase, place: Place) -> None:
                 assert not written, f"{name} was written in rows of no sequence"
         if case.merges:
             prefill_merge.check(case, inputs, given, owned)
-    given_precision = precision(case.torch_dtype, out.dtype)
+    given_precision = precision(weight_dtype(Arch(place.arch), case.torch_dtype), out.dtype)
     assert out.dtype == case.written and out.shape == (case.tokens_q, case.heads, case.d_v)
     scale = case.softmax_scale * case.k_scale
     mask = None if case.mask is None else case.mask_bits()
@@ -82,9 +83,12 @@ def drawn(case: PrefillCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             kv_seen[keys.first : keys.end] = True
         if len(keys) and case.values == "one heavy key":
             k[keys.first + case.seed % len(keys)] *= 4
+        if len(keys) and case.values == "one sign":
+            v[keys.first : keys.end] = (v[keys.first : keys.end].abs() + 0.5) / 64
+            v[keys.first] *= 2**12
         if case.values == "growing":
             k[keys.first : keys.end] *= torch.linspace(0.02, 1.5, len(keys))[:, None, None]
-    if case.values == "uniform":
+    if case.values in ("uniform", "one sign"):
         q.zero_()
     if case.values == "opposed":
         q, k = -q.abs(), k.abs()

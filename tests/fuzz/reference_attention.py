@@ -2,7 +2,8 @@
 
 What a kernel may lose is bounded from how it must work, not from how one does: products of inputs are added in float32,
 or as tensor cores add them (`tsmla.problems.sums`); probabilities relative to some reference enter the product with the
-values in the inputs' precision (e4m3 where these have 8 bits), and the output is rounded once.
+values in the inputs' precision (e4m3 where these have 8 bits, float16 in Hopper's prefill), and the output is rounded
+once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Precision:
 
 
 def precision(dtype: torch.dtype, out_dtype: torch.dtype, kept_in_16_bits: bool = False) -> Precision:
-    """The precision of kernels for inputs of `dtype`. kept_in_16_bits: partial results are, where keys are split."""
+    """The precision of kernels that multiply weights of `dtype`, or of e4m3 where it has 8 bits. kept_in_16_bits:
+    partial results are, where keys are split."""
     kept = _KEPT_IN_16_BITS if kept_in_16_bits else 0.0
     if dtype.itemsize == 1:
         return Precision(2.0**-4, 2.0**-14, out_dtype, kept)

@@ -108,10 +108,10 @@ def sizes(variant, kernel: str) -> dict[str, int]:
     """Bytes of a stage that bulk copies fill, from the variant."""
     element = variant.dtype.bits // 8
     if kernel == "sm90/prefill":
-        keys = 96 if element == 1 else 80 if variant.d_v == 256 else 128
+        keys = {(1, 128): 80, (1, 256): 96, (2, 128): 128, (2, 256): 80}[element, variant.d_v]
         v = keys * variant.d_v * element
         found = {"q": 64 * variant.d_qk * element, "k": keys * variant.d_qk * element, "v": v}
-        return {**found, "values": v} if element == 1 else found
+        return {**found, "values": 2 * v} if element == 1 else found
     if kernel in ("sm90/decode/row64", "sm90/decode/row64 pair"):
         rope = _rope_bytes(variant)
         columns = [256, 256] if element == 1 else [128, 128, 128, 128]

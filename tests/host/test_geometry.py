@@ -33,8 +33,8 @@ def test_shipped_variants_are_within_budget(variant):
     geometry = PrefillGeometry.of(variant)
     schedule = PrefillSchedule.of(geometry)
     element = variant.dtype.bits // 8
-    columns = geometry.stages * (variant.d_qk + variant.d_v) + geometry.transposed_stages * variant.d_v
-    tiles = geometry.tile_kv * columns * element
+    loaded, wide = geometry.stages * (variant.d_qk + variant.d_v), geometry.wide_stages * variant.d_v
+    tiles = geometry.tile_kv * (loaded * element + wide * 2)
     assert geometry.shared_bytes - tiles - geometry.tile_q * variant.d_qk * element == 1024
     assert geometry.shared_bytes <= SHARED_BYTES_PER_CTA
     used = WARPGROUP * (schedule.load_registers + schedule.attend_warpgroups * schedule.attend_registers)
@@ -53,14 +53,14 @@ def test_too_much_shared_memory_is_refused():
         changed(geometry, stages=4).check()
 
 
-def test_transposing_warps_go_with_8_bit_values():
+def test_widening_warps_go_with_8_bit_values():
     geometry = PrefillGeometry.of(VARIANTS[0])
     schedule = PrefillSchedule.of(geometry)
-    assert (schedule.transpose_warps > 0) == (geometry.element_bytes == 1) == geometry.transposes_values
+    assert (schedule.widen_warps > 0) == (geometry.element_bytes == 1) == geometry.widens_values
     with pytest.raises(AssertionError):
-        dataclasses.replace(schedule, transpose_warps=4).check()
+        dataclasses.replace(schedule, widen_warps=4).check()
     with pytest.raises(AssertionError):
-        other = changed(geometry, transposed_stages=0 if geometry.transposed_stages else 2)
+        other = changed(geometry, wide_stages=0 if geometry.wide_stages else 2)
         dataclasses.replace(schedule, geometry=other).check()
 
 
@@ -71,11 +71,11 @@ def test_pieces_are_whole_boxes(variant):
 
 
 def test_wide_heads_fill_a_cta():
-    """A tile more of keys, or of transposed values, would not fit, nor would as few keys more as a tile can have."""
+    """A tile more of keys, or of widened values, would not fit, nor would as few keys more as a tile can have."""
     for variant in (v for v in VARIANTS if v.d_v == 256):
         geometry = PrefillGeometry.of(variant)
-        keys = geometry.tile_kv + (32 if geometry.transposes_values else 16)
-        rings = ("stages", *(["transposed_stages"] if geometry.transposes_values else []))
+        keys = geometry.tile_kv + 16
+        rings = ("stages", *(["wide_stages"] if geometry.widens_values else []))
         for change in ({"tile_kv": keys}, *({ring: getattr(geometry, ring) + 1} for ring in rings)):
             with pytest.raises(AssertionError, match="bytes of shared memory"):
                 changed(geometry, **change).check()

@@ -26,13 +26,18 @@ from build_aot.matrix import shipped
 VARIANTS = [v for v in shipped() if isinstance(v, DecodeVariant | PrefillVariant) and v.lse]
 
 
+@pytest.mark.parametrize("widens", [False, True])
 @pytest.mark.parametrize("dtype", Dtype, ids=str)
-def test_the_type_holds_the_largest_exponential(dtype):
-    probabilities = Probabilities.of(dtype)
+def test_the_type_holds_the_largest_exponential(dtype, widens):
+    probabilities = Probabilities.of(dtype, widens)
     largest = 2.0 ** (probabilities.bias + probabilities.slack)
     assert largest <= torch.finfo(TORCH_DTYPE_OF[probabilities.dtype]).max
-    assert probabilities.operands == (probabilities.dtype, dtype)
-    assert probabilities.dtype.bits == dtype.bits
+    if widens and dtype.bits == 8:
+        assert probabilities.operands == (Dtype.FP16, Dtype.FP16)
+    else:
+        assert probabilities == Probabilities.of(dtype)
+        assert probabilities.operands == (probabilities.dtype, dtype)
+        assert probabilities.dtype.bits == dtype.bits
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if isinstance(v, PrefillVariant) and v.arch is not Arch.SM90A])
@@ -125,7 +130,8 @@ def test_hopper_products(variant, monkeypatch):
     if isinstance(variant, DecodeVariant):
         pieces = [piece.dtype for piece in multiplied_row(variant.row, variant.dtype).pieces]
     scores = [(numeric(dtype), numeric(dtype)) for dtype in pieces]
-    assert made == [*scores, tuple(map(numeric, Probabilities.of(variant.dtype).operands))]
+    widens = isinstance(variant, PrefillVariant) and variant.dtype.bits == 8
+    assert made == [*scores, tuple(map(numeric, Probabilities.of(variant.dtype, widens).operands))]
 
 
 def test_every_dtype_is_held_against_its_probabilities():

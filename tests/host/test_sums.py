@@ -11,10 +11,12 @@ from fuzz import reference_attention
 from fuzz.reference_attention import Cores
 from tsmla.identity.arch import Arch
 from tsmla.problems import reference, sums
+from tsmla.problems.prefill import rmse_of_rounding, weight_dtype
 from tsmla.problems.sums import narrow_products, products, summed, sums_of
 
 E4M3 = torch.float8_e4m3fn
 NARROW = sums_of(Arch.SM90A, E4M3)
+WEIGHTS = weight_dtype(Arch.SM90A, E4M3)
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
@@ -72,10 +74,11 @@ def test_sums_are_narrow_on_hopper_alone():
 def on_hopper(monkeypatch):
     """References judge as they do there, though no GPU is at hand."""
     monkeypatch.setattr(sums, "_arch_of", lambda _: Arch.SM90A)
+    monkeypatch.setattr(prefill_reference, "arch_of", lambda _: Arch.SM90A)
 
 
 def made_by(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, fault: str) -> tuple[torch.Tensor, ...]:
-    """Output and natural LSE of a kernel on Hopper, which computes everything else in float64."""
+    """Output and natural LSE of a prefill on Hopper, which computes everything else in float64."""
     q = q.clone()
     if fault == "low bits of one column":
         q.view(torch.uint8)[:, 17] &= 0xFC
@@ -93,8 +96,11 @@ def made_by(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, fau
         scores += 2**-10
     lse = scores.logsumexp(-1)
     top = scores.amax(-1, keepdim=True)
-    weights = ((scores - top).exp() * 256).to(E4M3).double() / 256 * (top - lse[:, None]).exp()
-    return (weights @ v.double()).bfloat16(), lse.float()
+    weights = ((scores - top).exp() * 256).to(E4M3 if fault == "weights of 8 bits" else WEIGHTS)
+    products = weights.double() @ v.double()
+    if fault == "values summed in 13 bits":
+        products = summed(weights, v.T.contiguous(), NARROW)
+    return (products / 256 * (top - lse[:, None]).exp()).bfloat16(), lse.float()
 
 
 def accepted(judged_by: str, problem: tuple[torch.Tensor, ...], scale: float, fault: str) -> bool:
@@ -104,8 +110,10 @@ def accepted(judged_by: str, problem: tuple[torch.Tensor, ...], scale: float, fa
     seen = torch.ones(len(q), len(k), dtype=torch.bool)
     if judged_by == "selftest":
         own = narrow_products(q, k)
-        exact, plain = (reference.attend(q, k, v, seen, scale, x, 256.0, own) for x in (torch.float64, q.dtype))
-        tolerance = reference.Tolerance(torch.finfo(E4M3).eps / 4, 0.0, (1e-5, 2e-6))
+        exact, plain = (
+            reference.attend(q, k, v, seen, scale, x, 256.0, own, WEIGHTS) for x in (torch.float64, q.dtype)
+        )
+        tolerance = reference.Tolerance(rmse_of_rounding(WEIGHTS, out.dtype), 0.0, (1e-5, 2e-6))
         return not reference.judge(reference.Attended(out, lse), exact, plain, tolerance).problems
     try:
         if judged_by == "tests":
@@ -115,7 +123,7 @@ def accepted(judged_by: str, problem: tuple[torch.Tensor, ...], scale: float, fa
             prefill_reference.judge(whole, False, out[:, None], lse[:, None])
         else:
             expected = reference_attention.attend(q, k, v, seen, scale, Cores(Arch.SM90A, q.dtype))
-            precision = reference_attention.precision(q.dtype, torch.bfloat16)
+            precision = reference_attention.precision(WEIGHTS, torch.bfloat16)
             reference_attention.judge(expected, out, lse, 1.0, precision)
     except AssertionError:
         return False
@@ -124,7 +132,7 @@ def accepted(judged_by: str, problem: tuple[torch.Tensor, ...], scale: float, fa
 
 FAULTS = (
     "one bit less", "16 products at a time", "64 products at a time", "low bits of one column",
-    "a scale off by 2^-9", "one score off by 2^-5", "a maximum off by 2^-10",
+    "a scale off by 2^-9", "one score off by 2^-5", "a maximum off by 2^-10", "weights of 8 bits",
 )  # fmt: skip
 
 
@@ -140,3 +148,13 @@ def test_faults_within_what_sums_lose_are_refused(on_hopper, judged_by, dtype, o
     scale = 1 / math.sqrt(192)
     assert accepted(judged_by, problem, scale, "")
     assert [fault for fault in FAULTS if accepted(judged_by, problem, scale, fault)] == []
+
+
+@pytest.mark.parametrize("judged_by", ["selftest", "tests", "fuzz"])
+def test_values_of_one_sign_tell_that_13_bits_sum_them(on_hopper, judged_by):
+    torch.manual_seed(0)
+    k, v = torch.randn(200, 192), (torch.rand(200, 128) + 0.5) / 64
+    v[0] *= 2**13
+    problem = tuple(x.to(E4M3) for x in (torch.zeros(6, 192), k, v))
+    assert accepted(judged_by, problem, 1.0, "")
+    assert not accepted(judged_by, problem, 1.0, "values summed in 13 bits")

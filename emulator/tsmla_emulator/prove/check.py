@@ -40,7 +40,7 @@ from tsmla.problems.cases import MaskCase, PackCase, cases_of
 from tsmla.problems.lists import named_slots, random_lists, union_of
 from tsmla.problems.memory import Memory
 from tsmla.problems.pages import page_tables, put_keys
-from tsmla.problems.prefill import mask_words
+from tsmla.problems.prefill import mask_words, rmse_of_rounding, weight_dtype
 from tsmla.problems.rows import numbers_in, stored_as
 from tsmla.problems.sums import Factors, products, sums_of
 
@@ -537,7 +537,7 @@ def _prefill(
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     if earlier is not None:
         expected, expected_lse = _merged((expected, expected_lse), earlier)
-    step = torch.finfo(torch.float8_e4m3fn).eps / 4 if variant.dtype.bits == 8 else torch.finfo(out.dtype).eps
+    step = rmse_of_rounding(weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype]), out.dtype)
     measured, error = _judged(out, lse, expected, expected_lse, step)
     ways = ["in pieces"] * in_pieces + ["merged"] * (earlier is not None) + ["with rows of no sequence"] * long
     how = " and ".join(ways)

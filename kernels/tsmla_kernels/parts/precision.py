@@ -35,6 +35,13 @@ def multiplied(stored, scale: Float32, dtype: type[Numeric]):
     return (stored.to(Float32) * scale).to(dtype)
 
 
+def widened(word: Int32, dtype: type[Numeric]) -> tuple[Int32, Int32]:
+    """Four 8-bit numbers as float16, which holds all of them: two words of two."""
+    numbers = Vector.from_elements((word,), Int32).bitcast(dtype)
+    low, high = numbers.to(cutlass.Float16).bitcast(Int32).to_elements()
+    return low, high
+
+
 def packed_words(values: list[Float32], dtype: type[Numeric]) -> list[Int32]:
     """The values rounded to nearest, to `dtype`, and packed into 32-bit words, the first in the low bits."""
     return list(Vector.from_elements(tuple(values), Float32).to(dtype).bitcast(Int32).to_elements())
@@ -42,11 +49,11 @@ def packed_words(values: list[Float32], dtype: type[Numeric]) -> list[Int32]:
 
 @dataclasses.dataclass(frozen=True)
 class Probabilities:
-    """How probabilities enter the product with values of type `values`: as `dtype`, times 2 ** `bias`.
+    """How probabilities enter the product with values that are stored as `values`: as `dtype`, times 2 ** `bias`.
 
     A row's maximum may grow by `slack` powers of two before what was computed with the old one is rescaled, so
     probabilities reach 2 ** (bias + slack), which the type must hold. The bias cancels: the row's sum has it, too. It
-    moves the smallest normal number of e4m3 (2 ** -6) away from probabilities that matter.
+    moves the smallest normal number of e4m3 (2 ** -6), or of float16 (2 ** -14), away from probabilities that matter.
 
     `heavy`: the maximum may grow by less where the key that it grows by would have this share or more of the row's sum.
     8 bits round a probability by up to 1/16, unless it is a power of two, as the maximum's is. Where few keys have the
@@ -60,15 +67,17 @@ class Probabilities:
     heavy: float | None = None
 
     @classmethod
-    def of(cls, values: Dtype) -> Probabilities:
+    def of(cls, values: Dtype, widens: bool = False) -> Probabilities:
         """How probabilities enter the product with `values`. With 8 bits they are e4m3 whatever the values are: they
-        need its precision more than the range of e5m2."""
-        return cls(Dtype.E4M3, values, 6, 2, 1 / 16) if values.bits == 8 else cls(values, values, 0, 8)
+        need its precision more than the range of e5m2. widens: those of 8 bits are multiplied as float16."""
+        if values.bits == 16:
+            return cls(values, values, 0, 8)
+        return cls(Dtype.FP16, values, 10, 4) if widens else cls(Dtype.E4M3, values, 6, 2, 1 / 16)
 
     @property
     def operands(self) -> tuple[Dtype, Dtype]:
         """Types of the value product's operands: of probabilities and of values."""
-        return self.dtype, self.values
+        return self.dtype, self.values if self.values.bits == self.dtype.bits else self.dtype
 
     def exceeds(self, above: Float32, total: Float32, parts: int) -> Boolean:
         """Whether a score moves its row's reference, which it is `above` by this many powers of two. `total` is the sum

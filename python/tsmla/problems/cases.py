@@ -24,6 +24,7 @@ class PrefillCase:
         tokens.
     unused_keys: rows of key and value behind the last sequence. Hopper takes kernels for long sequences by the rows of
         these tensors.
+    one_sign: all scores are 0, and values positive: what a sum over many keys loses adds up.
     """
 
     name: str
@@ -38,6 +39,7 @@ class PrefillCase:
     pieces: bool = False
     merges: bool = False
     unused_keys: int = 0
+    one_sign: bool = False
     short: bool = False
 
 
@@ -241,6 +243,7 @@ _PREFILL = (
     PrefillCase("several tiles", (513, 1000), (1513, 999), (4, 2)),
     PrefillCase("many sequences", tuple(i * 29 % 151 for i in range(40)), tuple(i * 53 % 331 for i in range(40))),
     PrefillCase("a long context", (130,), (8192,), (2, 2)),
+    PrefillCase("values of one sign, a long context", (130,), (32768,), (1, 1), one_sign=True),
     PrefillCase("one head", (200, 90), (300, 90), (1, 1)),
     PrefillCase("eight query heads for a key head", (200, 90), (300, 90), (8, 1)),
     PrefillCase("four query heads for a key head", (200, 90), (300, 90), (12, 3), strided=True),
@@ -277,6 +280,7 @@ _MASKED = (
     MaskedCase("several tiles, every key", (513, 1000), (1513, 999), (4, 2), causal=False, seen=1.0),
     MaskedCase("many sequences", tuple(i * 29 % 151 for i in range(40)), tuple(i * 53 % 331 for i in range(40))),
     MaskedCase("a long context, few keys", (130, 5), (8192, 33), (2, 2), seen=0.001),
+    MaskedCase("values of one sign", (130,), (8192,), (1, 1), causal=False, seen=1.0, one_sign=True),
     MaskedCase("128 heads", (200, 90), (300, 90), (128, 128), causal=False),
     MaskedCase(
         "merged, sinks in the LSE", (513, 90, 130), (1513, 0, 63), (12, 3), sinks=True, merges=True, strided=True

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..identity.arch import Arch
 from ..identity.support import NOPE_DIMS
 from ..identity.variant import Dtype, PrefillVariant
 from ..operators.checks import TORCH_DTYPE_OF
@@ -30,6 +31,10 @@ _LSE = (1e-5, 2e-6)
 _KEPT = max(len(cases_of(kind, full=True)) for kind in ("prefill", "masked"))
 """How many problems are kept for other variants: fewer than there are cases would be dropped before they are
 asked for."""
+
+
+_LEAST_VALUE = 0.5
+"""The least of values of one sign."""
 
 
 class _Problem(NamedTuple):
@@ -88,11 +93,12 @@ def run(variant: PrefillVariant, case: PrefillCase, memory: Memory, pdl: bool) -
 
 def check(variant: PrefillVariant, case: PrefillCase, results: dict[str, torch.Tensor]) -> Judged:
     """Compare the results of `run` with float64."""
-    over_its_keys = _expected(case, variant.dtype, variant.d_qk, variant.d_v, _causal(variant, case))
+    weights = weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype])
+    over_its_keys = _expected(case, variant.dtype, variant.d_qk, variant.d_v, _causal(variant, case), weights)
     exact, plain = (_whole(variant, case, result) for result in over_its_keys)
     tokens = sum(case.lengths_q)
     out, lse = results["out"], results.get("lse", exact.lse)
-    step = torch.finfo(torch.float8_e4m3fn).eps / 4 if variant.dtype.bits == 8 else torch.finfo(out.dtype).eps
+    step = rmse_of_rounding(weights, out.dtype)
     judged = judge(
         Attended(out[:tokens], lse[:tokens]),
         exact,
@@ -105,6 +111,23 @@ def check(variant: PrefillVariant, case: PrefillCase, results: dict[str, torch.T
         if not is_poison(result[tokens:]).all():
             judged.problems.append(f"{name} has rows that belong to no sequence and were written")
     return judged
+
+
+def weight_dtype(arch: Arch, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that prefills of `arch` round weights to, with inputs of `dtype`.
+
+    8-bit values are multiplied by weights of e4m3, but as float16 on Hopper, whose sums of 8-bit products are narrow.
+    """
+    if dtype.itemsize > 1:
+        return dtype
+    return torch.float16 if arch is Arch.SM90A else torch.float8_e4m3fn
+
+
+def rmse_of_rounding(weights: torch.dtype, out: torch.dtype) -> float:
+    """Return the relative RMSE that rounding explains: a step of the output; with weights of e4m3, a quarter of a step
+    of these (half a step at most, 0.29 in the mean square, of weights that average 1.4 times the smallest of their
+    binade)."""
+    return torch.finfo(weights).eps / 4 if weights.itemsize == 1 else torch.finfo(out).eps
 
 
 def _causal(variant: PrefillVariant, case: PrefillCase) -> bool:
@@ -155,6 +178,9 @@ def _problem(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int) -> _Problem:
     for tensor, tokens in ((query, tokens_q), (key, tokens_kv), (value, tokens_kv)):
         owned = tensor[:tokens]
         owned.copy_((torch.randn(owned.shape, device="cuda") * case.magnitude).to(owned.dtype))
+    if case.one_sign:
+        query[:tokens_q] = 0
+        value[:tokens_kv] = (value[:tokens_kv].float().abs() + _LEAST_VALUE).to(value.dtype)
     if case.pieces:
         key[..., NOPE_DIMS[d_qk] :] = key[:, :1, NOPE_DIMS[d_qk] :]
     # The scores' factor is the usual one, whatever k_scale is.
@@ -208,9 +234,11 @@ def _ends(lengths: tuple[int, ...]) -> torch.Tensor:
 
 
 @functools.lru_cache(_KEPT)
-def _expected(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool) -> tuple[Attended, Attended]:
+def _expected(
+    case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool, weights: torch.dtype
+) -> tuple[Attended, Attended]:
     """Return what rows in sequences must give, over the call's own keys and without sinks: in float64 and in plain
-    torch."""
+    torch, which rounds weights to `weights` where inputs have 8 bits."""
     given = _problem(case, dtype, d_qk, d_v)
     factor = case.factors[1] * case.factors[2]
     both = []
@@ -226,7 +254,7 @@ def _expected(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool
         ]
         for q, k, v, rows in zip(*sequences, _rows(case.lengths_q), strict=True):
             masked = _seen(case)[rows, : k.shape[0]] if isinstance(case, MaskedCase) else None
-            parts.append(_sequence(q, k, v, causal, masked, given.scale * case.factors[0], compute))
+            parts.append(_sequence(q, k, v, causal, masked, given.scale * case.factors[0], compute, weights))
         outs, lses = zip(*parts, strict=True)
         both.append(Attended(torch.cat(outs) * factor, torch.cat(lses)))
     return both[0], both[1]
@@ -234,7 +262,7 @@ def _expected(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool
 
 def _sequence(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, masked: torch.Tensor | None, scale: float,
-    compute: torch.dtype,
+    compute: torch.dtype, weights: torch.dtype,
 ) -> Attended:  # fmt: skip
     """Return attention of one sequence, [tokens, heads, ...]. masked: which keys each query sees by a mask. Query heads
     of one key head are rows that see the same keys."""
@@ -246,6 +274,6 @@ def _sequence(
     for head in range(k.shape[1]):
         rows = q[:, head * group : (head + 1) * group].flatten(0, 1)
         products = narrow_products(rows, k[:, head])
-        one = attend(rows, k[:, head], v[:, head], seen, scale, compute, products=products)
+        one = attend(rows, k[:, head], v[:, head], seen, scale, compute, products=products, weight_dtype=weights)
         heads.append(Attended(one.out.unflatten(0, (q.shape[0], group)), one.lse.unflatten(0, (q.shape[0], group))))
     return Attended(torch.cat([head.out for head in heads], 1), torch.cat([head.lse for head in heads], 1))

@@ -69,13 +69,14 @@ def attend(
     compute: torch.dtype,
     weight_scale: float = 1.0,
     products: torch.Tensor | None = None,
+    weight_dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Attended:
     """Return attention of rows q [rows, d] to keys k [keys, d] with values v [keys, d_v], in float64; LSE natural,
     [rows].
 
     seen [rows, keys]: which keys a row sees.
     compute: what products are rounded to; float64 rounds nothing.
-    weight_scale: with an 8-bit `compute`, weights of at most 1 are multiplied by it and rounded to e4m3.
+    weight_scale: with an 8-bit `compute`, weights of at most 1 are multiplied by it and rounded to `weight_dtype`.
     products: of q and k [rows, keys], where tensor cores lose so much of them that results are judged by what is left
         (`narrow_products`).
     """
@@ -93,7 +94,7 @@ def attend(
     weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[:, None]).exp()
     if eight_bits:
         top = weights.amax(-1, keepdim=True).clamp_min(1e-300)
-        weights = (weights / top * weight_scale).to(torch.float8_e4m3fn).double() / weight_scale * top
+        weights = (weights / top * weight_scale).to(weight_dtype).double() / weight_scale * top
     return Attended((weights.to(exact) @ v.to(exact)).double(), lse)
 
 

@@ -16,39 +16,18 @@ from cutlass.cute.nvgpu import warp
 from ...limits import swizzle_bytes
 from ..alignment import shared_vector
 
-ROW_BYTES = 128
-"""Bytes of a row of the source: 128 dims, swizzled over 128 bytes. Where there are more dims, the next 128 lie behind
-all keys."""
-
-
-@cute.jit
-def transpose(source: cute.Tensor, target: cute.Tensor, block: Int32, ahead: cutlass.Constexpr) -> None:
-    """target[dim, key] = source[key, dim] of the 32 keys number `block` and all dims, by one warp; keys within 16 in
-    the order of `as_operand_a`.
-
-    Both are K-major tiles: rows of the source are swizzled over 128 bytes, those of the target over the 32 that a block
-    has. Addresses are computed here because tensors would swizzle each of them anew, and keep them all in registers.
-    Every lane of the warp calls it. Lanes 16 to 31 swap the two rows that they store: the eight rows of one matrix are
-    then dims 0 2 4 6 9 11 13 15 or 1 3 5 7 8 10 12 14 of 16, which lie in different banks."""
-    keys, dims = cute.size(source, mode=[0]), cute.size(source, mode=[1])
-    span = swizzle_bytes(keys)
-    assert dims % ROW_BYTES == 0 and keys % 32 == 0 and span == 32, (keys, dims)
-    lane = cute.arch.lane_idx()
-    read = source.iterator.toint() + block * (32 * ROW_BYTES) + lane * ROW_BYTES + ((lane & 7) << 4)
-    write = target.iterator.toint() + block * (dims * span) + _stored_at(lane, span)
-    places = [
-        ((read ^ (chunk % 8 << 4)) + chunk // 8 * keys * ROW_BYTES, write + chunk * 16 * span)
-        for chunk in range(dims // 16)
-    ]
-    _move(source.element_type, places, lane, ahead)
-
 
 @cute.jit
 def transpose_pattern(
     dtype: cutlass.Constexpr, source: Int32, group_bytes: cutlass.Constexpr, target: Int32, keys: cutlass.Constexpr
 ) -> None:
-    """Transpose 64 dims by one warp, as `transpose` does: source rows are 64 bytes, swizzled over as many, groups of 8
-    keys `group_bytes` apart. `source` and `target` are addresses in shared memory."""
+    """Set target[dim, key] = source[key, dim] of 64 dims, by one warp; keys within 16 in the order of `as_operand_a`.
+
+    Both are K-major tiles: source rows are 64 bytes, swizzled over as many, groups of 8 keys `group_bytes` apart; rows
+    of the target, of all `keys`, are swizzled over their length. `source` and `target` are addresses in shared memory;
+    tensors would swizzle each of them anew, and keep them all in registers. Every lane of the warp calls it. Lanes 16
+    to 31 swap the two rows that they store: the eight rows of one matrix are then dims 0 2 4 6 9 11 13 15 or 1 3 5 7 8
+    10 12 14 of 16, which lie in different banks."""
     span = swizzle_bytes(keys)
     assert keys == span, keys
     lane = cute.arch.lane_idx()

@@ -146,7 +146,7 @@ def begin_task(
         tile_kv=tile_kv,
         causal=variant.causal,
         policy=policy,
-        precision=Probabilities.of(variant.dtype),
+        precision=Probabilities.of(variant.dtype, policy.wide_stages > 0),
         masked=masked,
     )
     output.fill(0.0)

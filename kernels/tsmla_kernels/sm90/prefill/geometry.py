@@ -17,6 +17,8 @@ from .policy import PrefillPolicy, policy_of
 
 TASKS_AT = BARRIER_BYTES // 2
 """Where a CTA's tasks lie in shared memory, behind the barriers."""
+MULTIPLIED_BYTES = 2
+"""Bytes of a probability and of a value as they are multiplied."""
 TASK_WORDS = 6
 """32-bit words of a task: a query tile's head and number, its sequence's rows and keys."""
 SINGLE_TILES = 4
@@ -65,8 +67,8 @@ class PrefillGeometry:
         return self.policy.stages
 
     @property
-    def transposed_stages(self) -> int:
-        return self.policy.transposed_stages
+    def wide_stages(self) -> int:
+        return self.policy.wide_stages
 
     @property
     def box_columns(self) -> int:
@@ -89,6 +91,11 @@ class PrefillGeometry:
         return self.tile_kv * self.d_v * self.element_bytes
 
     @property
+    def wide_bytes(self) -> int:
+        """Bytes of one stage of V as it is multiplied."""
+        return self.tile_kv * self.d_v * MULTIPLIED_BYTES
+
+    @property
     def kv_row_bytes(self) -> int:
         """Bytes of a key and its value."""
         return (self.d_qk + self.d_v) * self.element_bytes
@@ -99,23 +106,23 @@ class PrefillGeometry:
         return TASK_WORDS + (LIST_WORDS if self.policy.masked else 0)
 
     @property
-    def transposes_values(self) -> bool:
-        """Whether values are transposed in shared memory before their product."""
-        return self.transposed_stages > 0
+    def widens_values(self) -> bool:
+        """Whether values are widened to float16 in shared memory before their product."""
+        return self.wide_stages > 0
 
     @property
     def shared_bytes(self) -> int:
-        rings = self.stages * (self.k_bytes + self.v_bytes) + self.transposed_stages * self.v_bytes
+        rings = self.stages * (self.k_bytes + self.v_bytes) + self.wide_stages * self.wide_bytes
         return BARRIER_BYTES + self.q_bytes + rings
 
     @property
     def accumulator_registers(self) -> int:
         """32-bit registers a consumer thread holds through the main loop: scores, their rounded copy, output."""
-        return (4 * self.tile_kv + self.element_bytes * self.tile_kv + 4 * self.d_v) * 64 // 4 // 128
+        return (4 * self.tile_kv + MULTIPLIED_BYTES * self.tile_kv + 4 * self.d_v) * 64 // 4 // 128
 
     def check(self) -> None:
-        k_step = 32 // self.element_bytes
-        assert self.transposes_values == (self.element_bytes == 1), self
+        k_step = 32 // MULTIPLIED_BYTES
+        assert self.widens_values == (self.element_bytes == 1), self
         assert self.policy.keys_fill_l2 == (self.kv_row_bytes * self.tile_q >= 128 * 1024), self
         assert self.tile_q % 64 == 0 and self.tile_kv % k_step == 0 and self.tile_kv <= 256, self
         hidden = -(-(self.tile_q - 64) // self.tile_kv)  # of the tiles that some row of the CTA sees

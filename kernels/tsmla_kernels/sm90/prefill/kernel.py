@@ -1,6 +1,6 @@
 """Ragged attention forward for Hopper: host entry and kernel entry.
 
-Warpgroup 0 loads Q, K and V by TMA (`load`) and transposes 8-bit values (`transpose_values`); each other warpgroup
+Warpgroup 0 loads Q, K and V by TMA (`load`) and widens 8-bit values (`widen_values`); each other warpgroup
 attends 64 query rows (`attend`). Structure after FlashAttention-3 (arXiv 2407.08608): warp specialisation, and within a
 warpgroup the score product of one KV tile overlaps the value product of the one before.
 """
@@ -33,7 +33,7 @@ from .load import load
 from .schedule import PrefillSchedule
 from .storage import Layouts, layouts_of, shared_of
 from .tasks import Tasks, TileDeal, deal_of, numbers_of
-from .transpose import transpose_values
+from .widen import widen_values
 
 
 class PrefillKernel:
@@ -144,9 +144,9 @@ class PrefillKernel:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
             if warp == 0:
                 load(copied, shared, geometry, tasks)
-            if const_expr(schedule.transpose_warps > 0):
-                if warp > 0 and warp <= schedule.transpose_warps:
-                    transpose_values(shared, warp - 1, schedule.transpose_warps, tasks)
+            if const_expr(schedule.widen_warps > 0):
+                if warp > 0 and warp <= schedule.widen_warps:
+                    widen_values(shared, warp - 1, schedule.widen_warps, tasks)
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
             attend(self.variant, mmas, shared, tasks, results, softmax_scale, mask)
@@ -157,13 +157,12 @@ class PrefillKernel:
     def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma]:
         """The products: scores = Q K^T with Q and K in shared memory; output += P V with P in registers."""
         k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
-        v_major = k_major if self.geometry.transposes_values else mn_major
         one = (1, 1, 1)
         qk = hopper.make_trivial_tiled_mma(
             self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
         )
-        operands = map(numeric, Probabilities.of(self.variant.dtype).operands)
+        operands = map(numeric, Probabilities.of(self.variant.dtype, self.geometry.widens_values).operands)
         pv = hopper.make_trivial_tiled_mma(
-            *operands, k_major, v_major, Float32, one, (64, self.geometry.d_v), warpgroup.OperandSource.RMEM
+            *operands, k_major, mn_major, Float32, one, (64, self.geometry.d_v), warpgroup.OperandSource.RMEM
         )
         return qk, pv

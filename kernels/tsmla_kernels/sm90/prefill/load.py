@@ -57,7 +57,7 @@ def load_task(
 
     The first warpgroup's rows of Q and the first two K come before the other rows: this warpgroup starts sooner, and
     softmax of one warpgroup falls together with products of another, not with its softmax. Where it `starts_early`, the
-    first K comes before all rows of Q, whose place is released later, and the first V, to be transposed, before the
+    first K comes before all rows of Q, whose place is released later, and the first V, to be widened, before the
     second K."""
     early = geometry.policy.starts_early
     if const_expr(early):

@@ -11,12 +11,13 @@ from tsmla.identity.variant import PrefillVariant
 class PrefillPolicy:
     """Tiles, rings and choices of one kind of heads.
 
-    tile_q, tile_kv: query rows and keys of a tile. stages: of the rings of K and V. transposed_stages: of the ring of
-    values of 8 bits, which are transposed in shared memory: their product reads them with keys contiguous.
+    tile_q, tile_kv: query rows and keys of a tile. stages: of the rings of K and V. wide_stages: of the ring of
+    8-bit values as they are multiplied, widened to float16: products of 8 bits are added in 13 bits, in which a sum
+    over the keys of a long context loses most of what it adds (kernels/log/hopper-prefill.md, 57).
 
     An output of 256 columns takes 128 registers of each thread, which leave less room for a tile's scores, and such
     heads' keys and values more than twice the bytes: `tile_kv` is what registers and shared memory allow. With 8 bits
-    and 128 columns three warpgroups attend, with registers for 96 keys: what a warp has to do one after the other is
+    and 128 columns three warpgroups attend, with registers for 80 keys: what a warp has to do one after the other is
     most of the time, and no unit is busy for much more than half of it (kernels/log/hopper-prefill.md, 34).
 
     lazy: a tile in which no row's maximum grows, the common one, is spared shuffles and the rescaling of output. In 16
@@ -30,7 +31,7 @@ class PrefillPolicy:
     ends_early: warpgroups pass over tiles that none of their rows sees, mask only those that one of their rows does not
     see all of, and find the ends of rows while the last values are multiplied. That gains 1 to 10 % of short rows of
     256 columns; narrow heads tie or lose (log, 52).
-    starts_early: a query tile's first keys and values (to be transposed) are loaded before its queries, and the queries
+    starts_early: a query tile's first keys and values (to be widened) are loaded before its queries, and the queries
     as soon as the last scores of the tile before are there. With 16 bits the loop is slower for it.
     keys_fill_l2: the keys and values of about three query tiles for each SM, as many as prompts have, fill an L2.
     reads_ahead: with a key mask, a tile's words are read while the tile before is in softmax, which holds registers
@@ -40,7 +41,7 @@ class PrefillPolicy:
     tile_q: int
     tile_kv: int
     stages: int
-    transposed_stages: int = 0
+    wide_stages: int = 0
     lazy: bool = False
     alone_if_long: bool = False
     follows_if_long: bool = False
@@ -60,8 +61,8 @@ class PrefillPolicy:
 POLICIES = {
     (16, 128): PrefillPolicy(128, 128, 2, alone_if_long=True, reads_ahead=True),
     (16, 256): PrefillPolicy(128, 80, 2, lazy=True, ends_early=True, keys_fill_l2=True, reads_ahead=True),
-    (8, 128): PrefillPolicy(192, 96, 3, 3, lazy=True, follows_if_long=True, short_last=True),
-    (8, 256): PrefillPolicy(128, 96, 3, 2, lazy=True, ends_early=True, starts_early=True),
+    (8, 128): PrefillPolicy(192, 80, 3, 3, lazy=True, follows_if_long=True, short_last=True),
+    (8, 256): PrefillPolicy(128, 96, 2, 2, lazy=True, ends_early=True, starts_early=True),
 }
 """(bits of a number, columns of a value) -> policy."""
 

@@ -132,7 +132,7 @@ def _softmax(
                 view, state.rows.reference, state.rows.total, QUAD, state.scale_log2, state.precision
             )
             moves = cute.arch.vote_any_sync(beyond)
-        may_hide_row = may_hide_row and state.precision.dtype.bits == 16  # those of 8 bits have NO_KEYS
+        may_hide_row = may_hide_row and state.precision.values.bits == 16  # those of 8 bits have NO_KEYS
         if moves:
             lazy_softmax.move_reference(
                 view, state.rows.reference, state.rows.total, state.rows.rescale, state.scale_log2, may_hide_row
@@ -151,8 +151,8 @@ def _softmax(
 @cute.jit
 def _round(state: PrefillState, scores: cute.Tensor):
     dtype = state.probabilities.element_type
-    state.probabilities.store(as_operand_a(scores, dtype.width).load().to(dtype))
-    if const_expr(state.policy.lazy and dtype.width == 16):
+    state.probabilities.store(as_operand_a(scores, 16).load().to(dtype))
+    if const_expr(state.policy.lazy):
         mma.pin(state.probabilities)
 
 
@@ -173,9 +173,7 @@ def first_tile(state: PrefillState, count: Int32, visits: tuple[Int32, Int32] | 
 @cute.jit
 def step(state: PrefillState, count: Int32, hides: cutlass.Constexpr, visits: tuple[Int32, Int32] | None = None):
     """Make scores of tile `count` while the values of the tile before are added; then its softmax. hides: some row may
-    not see all of its keys. visits: with a key mask, its word and the next tile's. Where a branch to rescale the output
-    stands behind the conversions of 8 bits, these are put among the exponentials: of use to wide heads."""
-    early = state.probabilities.element_type.width == 8 and cute.size(state.rows.output) > 64
+    not see all of its keys. visits: with a key mask, its word and the next tile's."""
     scores = start_scores(state, count)
     start_values(state, count - 1)
     if const_expr(hides and visits is not None and not state.policy.reads_ahead):
@@ -188,9 +186,6 @@ def step(state: PrefillState, count: Int32, hides: cutlass.Constexpr, visits: tu
     moves = _softmax(state, scores, hides and state.may_hide_rows, False)
     warpgroup.wait_group(0)
     state.edges.v.release(count - 1)
-    if const_expr(early):
-        _round(state, scores)
     if moves:
         scale_rows(rows_columns(state.rows.output), state.rows.rescale)
-    if const_expr(not early):
-        _round(state, scores)
+    _round(state, scores)

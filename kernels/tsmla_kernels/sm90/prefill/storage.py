@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import cutlass.cute as cute
-from cutlass import const_expr
+from cutlass import Float16, const_expr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import Numeric
 from tsmla.identity.dtype import bytes_of
@@ -25,7 +25,7 @@ _SWIZZLES = {
 
 class Layouts(NamedTuple):
     """Layouts of tiles in shared memory. `q_box` and `k_box` are what one copy of a tile moves, some columns of its
-    rows; `values` are transposed values."""
+    rows; `values` are V's tiles, widened to float16."""
 
     q: cute.ComposedLayout
     k: cute.ComposedLayout
@@ -38,7 +38,7 @@ class Layouts(NamedTuple):
 class Shared(NamedTuple):
     """Tiles as (rows, dim, stage or warpgroup) and the edges that fill them.
 
-    `values` are V's tiles as (dim, rows, stage): transposed copies when V has 8 bits, else `v` itself, on its edge.
+    `values` are V's tiles as (dim, rows, stage): copies in float16 when V has 8 bits, else `v` itself, on its edge.
     """
 
     q: cute.Tensor
@@ -54,7 +54,7 @@ class Shared(NamedTuple):
 def layouts_of(geometry: PrefillGeometry, groups: int, dtype: type[Numeric]) -> Layouts:
     """Swizzled tiles, innermost dimension contiguous, last mode the stage (or the warpgroup)."""
 
-    def tile(rows, dim, swizzled=None):
+    def tile(rows, dim, swizzled=None, dtype=dtype):
         span = swizzle_bytes(bytes_of(dtype.width, swizzled or dim))
         return cute.tile_to_shape(warpgroup.make_smem_layout_atom(_SWIZZLES[span], dtype), (rows, dim), order=(0, 1))
 
@@ -63,14 +63,14 @@ def layouts_of(geometry: PrefillGeometry, groups: int, dtype: type[Numeric]) -> 
         return cute.make_composed_layout(layout.inner, layout.offset, cute.append(layout.outer, steps))
 
     tile_kv, d_qk, d_v, stages = geometry.tile_kv, geometry.d_qk, geometry.d_v, geometry.stages
-    box, transposed = geometry.box_columns, geometry.transposed_stages
+    box, wide = geometry.box_columns, geometry.wide_stages
     return Layouts(
         q=repeated(tile(64, d_qk, box), groups, 64 * d_qk),
         k=repeated(tile(tile_kv, d_qk, box), stages, tile_kv * d_qk),
         q_box=tile(64, box),
         k_box=tile(tile_kv, box),
         v=repeated(tile(tile_kv, d_v), stages, tile_kv * d_v),
-        values=repeated(tile(d_v, tile_kv), transposed, tile_kv * d_v) if transposed else None,
+        values=repeated(tile(tile_kv, d_v, dtype=Float16), wide, tile_kv * d_v) if wide else None,
     )
 
 
@@ -81,7 +81,7 @@ def shared_of(
     base: cute.Pointer,
     barriers: Barriers,
 ) -> Shared:
-    """Carve up shared memory from `base` on: barriers, Q, K ring, V ring, and the ring of transposed values."""
+    """Carve up shared memory from `base` on: barriers, Q, K ring, V ring, and the ring of widened values."""
     geometry = schedule.geometry
 
     def tensor(offset, layout, element):
@@ -92,12 +92,11 @@ def shared_of(
     v_offset = k_offset + geometry.stages * geometry.k_bytes
     v = tensor(v_offset, layouts.v, dtype)
     v_edge = barriers.edge("v", TmaEdge)
-    if const_expr(geometry.transposes_values):
-        values = tensor(v_offset + geometry.stages * geometry.v_bytes, layouts.values, dtype)
+    multiplied, values_edge = v, v_edge
+    if const_expr(geometry.widens_values):
+        multiplied = tensor(v_offset + geometry.stages * geometry.v_bytes, layouts.values, Float16)
         values_edge = barriers.edge("values", WarpEdge)
-    else:
-        values = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[1, 0, 2]))
-        values_edge = v_edge
+    values = cute.make_tensor(multiplied.iterator, cute.select(multiplied.layout, mode=[1, 0, 2]))
     return Shared(
         q=tensor(BARRIER_BYTES, layouts.q, dtype),
         k=tensor(k_offset, layouts.k, dtype),

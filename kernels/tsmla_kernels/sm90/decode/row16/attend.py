@@ -18,7 +18,7 @@ from ....parts.keys.scales import RowScales, query_scale
 from ....parts.keys.source import KeySource
 from ....parts.keys.visible import Visibility, VisibleKeys, hides, keys_of_row, seen_by_all, seen_by_both, viewers_of
 from ....parts.logarithm import LOG2_E
-from ....parts.precision import larger_magnitudes
+from ....parts.precision import larger_magnitudes, widened
 from ....parts.query import QueryRows
 from ....parts.warp import QUAD
 from ..results import Results
@@ -37,7 +37,6 @@ from .tile import (
     lane_of,
     probabilities_of,
     scores_of,
-    widened,
     wipe,
 )
 
@@ -225,7 +224,7 @@ def _widened_operands(given: tuple) -> tuple:
     for row in cutlass.range_constexpr(2):
         for half in cutlass.range_constexpr(STRIP_HALVES):
             for step in cutlass.range_constexpr(STEPS):
-                words = widened(latent[step, 0, half, row])
+                words = widened(latent[step, 0, half, row], cutlass.Float8E4M3FN)
                 for pair in cutlass.range_constexpr(2):
                     first[row + 2 * pair, half * STEPS + step] = words[pair]
         for pair in cutlass.range_constexpr(2):

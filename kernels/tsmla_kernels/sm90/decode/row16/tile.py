@@ -25,14 +25,14 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Vector, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cutlass_dsl import select_
 
 from ....limits import VECTOR_BYTES, WARPGROUP
 from ....parts.alignment import shared_vector, wipe_vector
 from ....parts.hopper.softmax import quad_max
 from ....parts.keys.visible import Viewers, VisibleKeys, seen_by_any
-from ....parts.precision import packed_words
+from ....parts.precision import packed_words, widened
 from ....parts.ptx import mma_16x8x16
 from ....parts.warp import QUAD
 from .geometry import BLOCK, BLOCKS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
@@ -145,7 +145,7 @@ def scores_of(
         for step in cutlass.range_constexpr(STEPS):
             query = [state.query[i, half * STEPS + step] for i in range(4)]
             for block in cutlass.range_constexpr(BLOCKS):
-                low, high = widened(words[step, block])
+                low, high = widened(words[step, block], cutlass.Float8E4M3FN)
                 mma_16x8x16(cutlass.Float16, scores[None, block], query, low, high)
     logs, signs = None, Int32(0)
     if const_expr(not geometry.apart):
@@ -429,15 +429,8 @@ def _columns(one: Int32, other: Int32) -> list[Int32]:
     """Pair up four columns of two keys: for each column both keys' numbers as f16."""
     pairs = []
     for selector in (0x5140, 0x7362):
-        pairs += widened(Int32(cute.arch.prmt(one, other, Int32(selector))))
+        pairs += widened(Int32(cute.arch.prmt(one, other, Int32(selector))), cutlass.Float8E4M3FN)
     return pairs
-
-
-def widened(word: Int32) -> tuple[Int32, Int32]:
-    """Four e4m3 numbers as f16."""
-    numbers = Vector.from_elements((word,), Int32).bitcast(cutlass.Float8E4M3FN)
-    low, high = numbers.to(cutlass.Float16).bitcast(Int32).to_elements()
-    return low, high
 
 
 def _words(count: int, address: Int32) -> cute.Tensor:
