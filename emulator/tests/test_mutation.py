@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -117,10 +118,22 @@ def subject_of(ptx: str, records: list[Record], of_masks: Sequence[Record] = ())
     return subject
 
 
+@pytest.fixture(scope="module")
+def subjects(kernels):
+    """Gives a kernel by its name in the table as a subject of mutants: made, and found clean, once for all tests."""
+
+    @functools.cache
+    def made(name: str) -> mutate.Subject:
+        subject = subject_of(*kernels[name])
+        subject.require_clean()
+        return subject
+
+    return made
+
+
 @pytest.mark.parametrize("symbol", [PREFILL, LONG, BLACKWELL, PACK])
-def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
-    subject = subject_of(*kernels[symbol])
-    subject.require_clean()
+def test_each_kind_of_synchronisation_is_missed(subjects, symbol):
+    subject = subjects(symbol)
     families, unreached = defaultdict(list), []
     for site in taken_away(subject):
         result = subject.try_out(site)
@@ -144,11 +157,10 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
         assert {result.kind for result in families["mbarrier.try_wait"]} >= {"values", "poison", "race"}
 
 
-def test_each_kind_of_synchronisation_is_missed_in_a_decode(kernels):
+def test_each_kind_of_synchronisation_is_missed_in_a_decode(subjects):
     """Some of its waits and fences are redundant, for the reasons in the table; nothing of other kinds is."""
     name = f"{DECODE}, 10 rows"
-    subject = subject_of(*kernels[name])
-    subject.require_clean()
+    subject = subjects(name)
     families, left = defaultdict(list), []
     for result in map(subject.try_out, taken_away(subject)):
         if result.executed:
@@ -162,11 +174,10 @@ def test_each_kind_of_synchronisation_is_missed_in_a_decode(kernels):
 
 
 @pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
-def test_instructions_that_are_wrong_are_caught(kernels, name):
+def test_instructions_that_are_wrong_are_caught(subjects, name):
     """Equivalent, but for those with a reason in the table: another number where one instruction serves all who meet; a
     wait or an arrival that orders nothing which others do not; and a count of a barrier that nobody waits for."""
-    subject = subject_of(*kernels[name])
-    subject.require_clean()
+    subject = subjects(name)
     results = [subject.try_out(site) for site in subject.sites if site.action in WRONG]
     left = [result.site for result in results if result.survived]
     survived = [(site.family, site.action) for site in left if not REASONS.of(name, site)]
@@ -177,11 +188,11 @@ def test_instructions_that_are_wrong_are_caught(kernels, name):
 
 
 @pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows"])
-def test_instructions_that_are_misplaced_are_caught(kernels, name):
+def test_instructions_that_are_misplaced_are_caught(subjects, name):
     """A few of each kind. Equivalent: a commit for which nobody waits yet; a wait whose phase is always the same, or
     whose barrier completes with the other one; a bound at which no key of the recorded call lies; columns of products
     that are written again."""
-    subject = subject_of(*kernels[name])
+    subject = subjects(name)
     kinds = defaultdict(list)
     for site in subject.sites:
         if site.action in MISPLACED:
@@ -227,10 +238,10 @@ def test_commits_move_within_their_basic_block(body, action, expected):
 
 
 @pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
-def test_other_bounds_of_masks_are_caught(kernels, name):
+def test_other_bounds_of_masks_are_caught(subjects, name):
     """Some of them. Equivalent: whether a tile is masked at all and a page looked up, where both answers are right at
     the bound; and, of a causal tile before the last, rows that cannot have their last key in its first two columns."""
-    subject = subject_of(*kernels[name])
+    subject = subjects(name)
     of_masks = [site for site in subject.sites if site.family == MASKS]
     results = [subject.try_out(site) for site in Random(5).sample(of_masks, 40)]
     survived = Counter(result.site.callee for result in results if result.survived)
@@ -240,11 +251,10 @@ def test_other_bounds_of_masks_are_caught(kernels, name):
 
 
 @pytest.mark.parametrize("name", [BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
-def test_synchronisations_of_a_warp_are_missed(kernels, name):
+def test_synchronisations_of_a_warp_are_missed(subjects, name):
     """But where all that comes before is of the whole warp: tcgen05.ld and st with their waits; or of one lane: values
     from pages of 64 keys; and of turns, which hand nothing over."""
-    subject = subject_of(*kernels[name])
-    subject.require_clean()
+    subject = subjects(name)
     results = [subject.try_out(site) for site in subject.sites if site.family == WHOLE_WARP]
     assert {result.kind for result in results} >= {"race"}
     survived = {result.site.key.partition(": bar.")[0] for result in results if result.survived}
@@ -259,9 +269,8 @@ def test_synchronisations_of_a_warp_are_missed(kernels, name):
     }
 
 
-def test_barriers_of_a_decodes_pair_are_missed(kernels):
-    subject = subject_of(*kernels[f"{DECODE}, 66 rows"])
-    subject.require_clean()
+def test_barriers_of_a_decodes_pair_are_missed(subjects):
+    subject = subjects(f"{DECODE}, 66 rows")
     results = [subject.try_out(site) for site in subject.sites if site.family == "barrier.cluster"]
     assert len(results) == 4 and all(result.kind for result in results)
 
@@ -319,9 +328,9 @@ def test_mutants_are_settled_together_as_they_would_be_alone(kernels):
 
 
 @pytest.mark.parametrize("name", [PREFILL, BLACKWELL])
-def test_registers_that_the_launch_did_not_take_are_missed(kernels, name):
+def test_registers_that_the_launch_did_not_take_are_missed(subjects, name):
     """Fewer are not: what a role's code needs only ptxas knows, whose code the build audits."""
-    subject = subject_of(*kernels[name])
+    subject = subjects(name)
     results = [subject.try_out(site) for site in subject.sites if site.family == "setmaxnreg"]
     assert {result.kind for result in results if result.site.action == MORE_REGISTERS} == {"deadlock"}
     assert {result.kind for result in results if result.site.action == FEWER_REGISTERS} <= {"", "budget"}
@@ -341,10 +350,10 @@ def test_a_kernel_without_a_tensor_fence_is_judged_leniently_and_says_so(kernels
     assert f"| unfenced | {subject.lenient} |" in page
 
 
-def test_a_mutant_is_known_by_function_edge_and_operation(kernels):
+def test_a_mutant_is_known_by_function_edge_and_operation(subjects):
     """Functions are the kernel's own, also where parts lie between; `wgmma.fence`, to which the compiler gives no
     place, by the product that it is for."""
-    keys = {site.key for site in subject_of(*kernels[PREFILL]).sites}
+    keys = {site.key for site in subjects(PREFILL).sites}
     assert all(key.startswith("sm90/prefill/") for key in keys)
     assert {key for key in keys if key.count(": ") != 2} == {
         "sm90/prefill/tasks.write: ld, st of shared memory 16 bytes further"
@@ -355,7 +364,7 @@ def test_a_mutant_is_known_by_function_edge_and_operation(kernels):
         "sm90/prefill/attend._visit: q.release: mbarrier.arrive removed",
     } <= keys
     label = "sm100/decode/mma._scores: s.wait_empty: mbarrier.try_wait always true"
-    assert label in {site.label for site in subject_of(*kernels[f"{DECODE}, 10 rows"]).sites}
+    assert label in {site.label for site in subjects(f"{DECODE}, 10 rows").sites}
 
 
 def test_unrelated_instructions_do_not_move_a_mutants_name(kernels):
@@ -369,8 +378,8 @@ def test_unrelated_instructions_do_not_move_a_mutants_name(kernels):
     assert len(after) == len(before) + 2 and before.items() <= after.items()
 
 
-def test_reasons_that_fit_no_survivor_are_listed(kernels, tmp_path):
-    subject = subject_of(*kernels[f"{DECODE}, 10 rows"])
+def test_reasons_that_fit_no_survivor_are_listed(kernels, subjects, tmp_path):
+    subject = subjects(f"{DECODE}, 10 rows")
     waits = [site for site in taken_away(subject) if site.callee == "s.wait_empty"]
     loads = [site for site in subject.sites if site.callee == "tmem.wait_loads" and site.copies > 3]
     loads = [site for site in loads if site.key == loads[0].key]
@@ -433,9 +442,9 @@ def test_what_is_never_executed_does_not_count(kernels):
     assert reached.kind == "race" and not unreachable.executed and not unreachable.survived
 
 
-def test_earlier_results_that_another_lane_stores_over_are_a_race(kernels):
+def test_earlier_results_that_another_lane_stores_over_are_a_race(subjects):
     """Lanes of a quad exchange what they store, so that one once overwrote what another had yet to add."""
-    subject = subject_of(*kernels[PREFILL])
+    subject = subjects(PREFILL)
     (site,) = [site for site in subject.sites if site.family == WHOLE_WARP]
     assert site.key == "sm90/prefill/attend.end_task: arch.sync_warp: bar.warp.sync removed"
     assert subject.try_out(site).kind == "race"
