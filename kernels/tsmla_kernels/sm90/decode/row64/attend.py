@@ -37,7 +37,7 @@ from ....parts.precision import Probabilities
 from ..results import Results
 from ..work.task import Task, for_each_task
 from .finish import finish
-from .geometry import OUTPUTS, DecodeGeometry
+from .geometry import OUTPUTS, PARTS_AT_ONCE, DecodeGeometry
 from .storage import Shared
 from .tile import (
     DecodeState,
@@ -100,6 +100,12 @@ def _attend_task(
     query_scales = None
     if const_expr(scales is not None):
         query_scales = _query_scales(scales.queries, task, heads, coordinates)  # on their way while the rest begins
+    parts = ()
+    if const_expr(geometry.sums_tiles):
+        part_shape = mma_pv.partition_shape_C((64, geometry.product_columns))
+        parts = tuple(cute.make_rmem_tensor(part_shape, Float32) for _ in range(PARTS_AT_ONCE))
+        for output in outputs:
+            output.fill(0.0)
     reference, row_sum, rescale, rescale_received = (cute.make_rmem_tensor(rows, Float32) for _ in range(4))
     row_keys = shared.exchange.row_keys[None, None, mine]
     scale_log2 = softmax_scale * LOG2_E if const_expr(scales is None) else Float32(1.0)
@@ -124,6 +130,7 @@ def _attend_task(
         own=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
         received=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
         outputs=outputs,
+        parts=parts,
         rows=RowStates(reference, row_sum, cute.make_rmem_tensor_like(row_sum), rescale, rescale_received),
         place=Place(
             coordinates,
@@ -232,7 +239,7 @@ def _own_tile(state: DecodeState, index: Int32, mine: cutlass.Constexpr, must_mo
     give(state)
     start_values(state, state.own, index, mine)
     count_exponentials(state, index)
-    end_values(state, index, mine)
+    end_values(state, state.own, index, mine)
 
 
 @cute.jit
@@ -246,7 +253,7 @@ def _received_tile(state: DecodeState, index: Int32, mine: cutlass.Constexpr) ->
         rescale_outputs(state, state.rows.rescale_received, index)
     receive(state, index)
     start_values(state, state.received, index, mine)
-    end_values(state, index, mine)
+    end_values(state, state.received, index, mine)
     return follows
 
 
@@ -260,8 +267,8 @@ def _received_and_own_tile(state: DecodeState, index: Int32, mine: cutlass.Const
     give(state)
     start_values(state, state.received, index, mine)
     count_exponentials(state, index + 1)
-    end_values(state, index, mine)
+    end_values(state, state.received, index, mine)
     if moves:
         rescale_outputs(state, state.rows.rescale, index + 1)
     start_values(state, state.own, index + 1, mine)
-    end_values(state, index + 1, mine)
+    end_values(state, state.own, index + 1, mine)

@@ -36,7 +36,10 @@ PAIR = 2
 CONVERTERS = len(LOAD_WARPS)
 """Warpgroups that convert, where rows are converted: each the strips of one loading warp."""
 OUTPUTS = 2
-"""Value MMAs side by side, and accumulators, of one warpgroup's half of the output."""
+"""Accumulators of one warpgroup's half of the output."""
+PARTS_AT_ONCE = 2
+"""Parts of a value product that have accumulators, where parts are summed by themselves: one is added to the output
+while the other is multiplied."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,9 @@ class DecodeGeometry:
     soon as the warpgroup that holds its output has multiplied it.
 
     In 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
-    them with keys contiguous. A strip is free again as soon as it has been transposed and scored.
+    them with keys contiguous. A strip is free again as soon as it has been transposed and scored. Sums of 8-bit
+    products keep 13 bits, too few for all keys of a segment: each tile's are summed by themselves, in parts of some
+    columns, and added to the output in float32 (`sums_tiles`).
 
     Rows with one scale for each key lie apart: an 8-bit latent piece, a rope piece of 16 bits, and scales. The warp
     that cleans brings what scores and sums need of each key's scale, in a ring of its own.
@@ -122,9 +127,24 @@ class DecodeGeometry:
 
     @property
     def value_columns(self) -> int:
+        """Columns of one accumulator of the output."""
+        return self.d_half // OUTPUTS
+
+    @property
+    def product_columns(self) -> int:
         """Columns of one value MMA. Its accumulator must fit in the registers a thread has at launch, 128 with a fourth
         warpgroup and 96 with a fifth (ptxas C7602)."""
-        return self.d_half // OUTPUTS
+        return 64 if self.sums_tiles else self.value_columns
+
+    @property
+    def sums_tiles(self) -> bool:
+        """Whether the value product of each tile is summed by itself. Rows with scales have no registers for that."""
+        return self.transposes and not self.scaled
+
+    @property
+    def parts(self) -> int:
+        """Value MMAs of a warpgroup side by side."""
+        return self.d_half // self.product_columns
 
     @property
     def d_strip(self) -> int:
@@ -283,10 +303,12 @@ class DecodeGeometry:
 
     @property
     def accumulator_registers(self) -> int:
-        """32-bit registers an attending thread holds: output, scores, own and received probabilities. Where rows are
-        converted, it has received ones only when it has no own ones (`attend`)."""
-        probabilities = 1 if self.converts else 2
-        return (4 * (self.d_half + self.tile_kv) + probabilities * self.element_bytes * self.tile_kv) // 8
+        """32-bit registers an attending thread holds: output, scores or parts of a value product, own and received
+        probabilities. Where rows are converted, it has received ones only when it has no own ones (`attend`)."""
+        probabilities, beside = 1 if self.converts else 2, self.tile_kv
+        if self.sums_tiles:
+            beside = max(beside, PARTS_AT_ONCE * self.product_columns)
+        return (4 * (self.d_half + beside) + probabilities * self.element_bytes * self.tile_kv) // 8
 
     def check(self) -> None:
         if lifted := self.partial_rows.lifted:  # a warpgroup has what is lifted together

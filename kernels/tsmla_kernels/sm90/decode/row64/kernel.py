@@ -130,6 +130,6 @@ class Row64Kernel:
         )
         operands = map(numeric, self.probabilities.operands)
         pv = hopper.make_trivial_tiled_mma(
-            *operands, k_major, v_major, Float32, one, (64, geometry.value_columns), warpgroup.OperandSource.RMEM
+            *operands, k_major, v_major, Float32, one, (64, geometry.product_columns), warpgroup.OperandSource.RMEM
         )
         return Products(qk, rope[0] if geometry.scaled else None, pv)

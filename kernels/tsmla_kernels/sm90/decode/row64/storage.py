@@ -20,7 +20,6 @@ from .geometry import (
     ANCHORS_AT,
     CONVERTERS,
     GROUP_ROWS,
-    OUTPUTS,
     PATTERN_COLUMNS,
     REFERENCES_AT,
     THERE_AT,
@@ -142,7 +141,7 @@ def layouts_of(geometry: DecodeGeometry) -> Layouts:
                 stride=((PATTERN_COLUMNS, pattern), (1, geometry.tile_q * PATTERN_COLUMNS)),
             )
         )
-    d_value = geometry.value_columns
+    d_value = geometry.product_columns
     if geometry.transposes:
         values = cute.make_layout(
             (d_value, geometry.tile_kv, geometry.value_stages), stride=(geometry.tile_kv, 1, geometry.values_bytes)
@@ -187,8 +186,8 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     exchange = halves.pop()
     values = strips[: geometry.latent_strips]
     if geometry.transposes:
-        output_bytes = geometry.value_columns * geometry.tile_kv
-        values = [half + i * output_bytes for half in halves for i in range(OUTPUTS)]
+        part_bytes = geometry.product_columns * geometry.tile_kv
+        values = [half + at for half in halves for at in range(0, geometry.values_bytes, part_bytes)]
     row_sums = exchange + geometry.exchanged_bytes
     row_keys = row_sums + geometry.tile_q * 4 * 4
     folded, stages, words = exchange + geometry.exchange_bytes, geometry.scale_stages, geometry.folded_bytes // 4

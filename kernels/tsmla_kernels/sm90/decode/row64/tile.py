@@ -21,7 +21,7 @@ from ....parts.hopper.softmax import scale_rows
 from ....parts.keys.visible import VisibleKeys
 from ....parts.precision import Probabilities
 from ....parts.ptx import mul_rn
-from .geometry import DecodeGeometry
+from .geometry import PARTS_AT_ONCE, DecodeGeometry
 from .storage import Shared
 
 
@@ -63,12 +63,14 @@ class Place(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """What a step needs besides the tile number: operands, running state, positions."""
+    """What a step needs besides the tile number: operands, running state, positions. parts: accumulators of parts of a
+    value product, where these are summed by themselves."""
 
     operands: mma.Operands
     own: cute.Tensor
     received: cute.Tensor
     outputs: tuple
+    parts: tuple
     rows: RowStates
     place: Place
     row_keys: cute.Tensor
@@ -318,14 +320,39 @@ def receive(state: DecodeState, index: Int32):
 
 @cute.jit
 def start_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
-    """Start adding a tile's value product to this warpgroup's half of the output; that of tile 0 is the output."""
+    """Start adding a tile's value product to this warpgroup's half of the output; that of tile 0 is the output. Where
+    tiles are summed by themselves, start the first parts of the product."""
     edge, *_ = _value_edges(state, mine)
     count = state.first_count + index
     if const_expr(state.geometry.transposes):
         edge.wait_full(count)
-    for output, place in zip(state.outputs, state.geometry.places(mine), strict=True):
-        values = state.operands.v[place][None, None, None, edge.stage(count)]
-        mma.issue(state.operands.pv_op, output, probabilities, values, index > 0)
+    if const_expr(state.geometry.sums_tiles):
+        for part in cutlass.range_constexpr(PARTS_AT_ONCE):
+            _start_part(state, probabilities, index, mine, part)
+    else:
+        for output, place in zip(state.outputs, state.geometry.places(mine), strict=True):
+            values = state.operands.v[place][None, None, None, edge.stage(count)]
+            mma.issue(state.operands.pv_op, output, probabilities, values, index > 0)
+
+
+@cute.jit
+def _start_part(
+    state: DecodeState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr, part: cutlass.Constexpr
+):
+    """Start part `part` of the value product of a tile, a sum of its own."""
+    edge, *_ = _value_edges(state, mine)
+    values = state.operands.v[mine * state.geometry.parts + part]
+    values = values[None, None, None, edge.stage(state.first_count + index)]
+    mma.issue(state.operands.pv_op, state.parts[part % PARTS_AT_ONCE], probabilities, values, False)
+
+
+@cute.jit
+def _add_part(state: DecodeState, part: cutlass.Constexpr):
+    """Add part `part` of a value product to the output."""
+    output, of_output = divmod(part, state.geometry.value_columns // state.geometry.product_columns)
+    total, sums = state.outputs[output][None, None, of_output], state.parts[part % PARTS_AT_ONCE]
+    for i in cutlass.range_constexpr(cute.size(sums)):
+        total[i] = total[i] + sums[i]
 
 
 @cute.jit
@@ -338,12 +365,23 @@ def rescale_outputs(state: DecodeState, rescale: cute.Tensor, index: Int32):
 
 
 @cute.jit
-def end_values(state: DecodeState, index: Int32, mine: cutlass.Constexpr):
-    """Wait for the value product, one output after the other, and release the values of each."""
+def end_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
+    """Wait for the value product, one output after the other, and release the values of each. Where tiles are summed by
+    themselves, add it to the output part by part, each while the next is multiplied."""
     edges = _value_edges(state, mine)
-    for i in cutlass.range_constexpr(len(edges)):
-        warpgroup.wait_group(len(edges) - 1 - i)
-        edges[i].release(state.first_count + index)
+    if const_expr(state.geometry.sums_tiles):
+        last = state.geometry.parts - 1
+        for part in cutlass.range_constexpr(last + 1):
+            warpgroup.wait_group(min(last - part, PARTS_AT_ONCE - 1))
+            if const_expr(part == last):
+                edges[0].release(state.first_count + index)
+            _add_part(state, part)
+            if const_expr(part + PARTS_AT_ONCE <= last):
+                _start_part(state, probabilities, index, mine, part + PARTS_AT_ONCE)
+    else:
+        for i in cutlass.range_constexpr(len(edges)):
+            warpgroup.wait_group(len(edges) - 1 - i)
+            edges[i].release(state.first_count + index)
 
 
 def _value_edges(state: DecodeState, mine: int) -> tuple:
