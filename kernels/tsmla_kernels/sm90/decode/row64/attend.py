@@ -12,9 +12,9 @@ tile is rarely there by then: it multiplies the received one first, whose strips
 
 A short call runs most of this once or twice, and an instruction that is not in the cache yet takes 13 clk
 (kernels/log/hopper-decode.md). For this reason little stands in two places: both warpgroups begin and end a task in the
-same code, and outputs are not filled with zeros first, nor rescaled before there are any. Rare code stands together
-behind one branch: each jump over code costs, too. CTAs that have no work run the end of a task, which is in no cache,
-for those that have."""
+same code, and outputs are not rescaled before there are any, nor filled with zeros first, but where products of 8 bits
+are added to them. Rare code stands together behind one branch: each jump over code costs, too. CTAs that have no work
+run the end of a task, which is in no cache, for those that have."""
 
 from __future__ import annotations
 
