@@ -76,8 +76,9 @@ def test_rows_without_a_rope_piece(gpu):
     judge(*run(flat(make_problem([KEYS], 1, MANY, EIGHT_BITS[0], rows=[rows.to(EIGHT_BITS[0])], rope=0))), rows)
 
 
-def test_few_rows_with_a_scale_each(gpu):
-    scaled = make_scaled([KEYS], 1, FEW, query=torch.zeros(1, device="cuda"), keys=[keys()])
+@pytest.mark.parametrize("heads", [FEW, MANY])
+def test_rows_with_a_scale_each(gpu, heads):
+    scaled = make_scaled([KEYS], 1, heads, query=torch.zeros(1, device="cuda"), keys=[keys()])
     judge(*run(scaled.problem, **scaled.arguments()), keys())
 
 
@@ -86,7 +87,7 @@ def test_rows_of_656_bytes(gpu, heads):
     judge(*run(flat(make_whole([KEYS], 1, heads, keys=[keys()]))), keys())
 
 
-@pytest.mark.parametrize("row", ["e4m3", "latent_e4m3"])
+@pytest.mark.parametrize("row", ["e4m3", "latent_e4m3", "snapmla"])
 def test_chosen_keys(gpu, row):
     scaled, rope = row == "snapmla", 0 if row == "latent_e4m3" else ROPE
     given = {"row": row} if scaled else {"dtype": EIGHT_BITS[0], "rope": rope}

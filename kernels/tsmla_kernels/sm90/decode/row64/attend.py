@@ -45,7 +45,6 @@ from .tile import (
     RowStates,
     Scaling,
     await_references,
-    count_exponentials,
     end_scores,
     end_values,
     follow,
@@ -101,7 +100,7 @@ def _attend_task(
     if const_expr(scales is not None):
         query_scales = _query_scales(scales.queries, task, heads, coordinates)  # on their way while the rest begins
     parts = ()
-    if const_expr(geometry.sums_tiles):
+    if const_expr(geometry.transposes):
         part_shape = mma_pv.partition_shape_C((64, geometry.product_columns))
         parts = tuple(cute.make_rmem_tensor(part_shape, Float32) for _ in range(PARTS_AT_ONCE))
         for output in outputs:
@@ -114,8 +113,7 @@ def _attend_task(
     all_keys = _tell_keys(view, task, heads, coordinates, reference, row_keys)
     scaling = None
     if const_expr(scales is not None):
-        scores_shape = mma_qk.partition_shape_C((64, geometry.tile_kv))
-        scaling = _scaling(query_scales, mma_rope.op, scores_shape, softmax_scale * LOG2_E)
+        scaling = _scaling(query_scales, mma_rope.op, softmax_scale * LOG2_E)
     cute.arch.sync_warp()  # all four lanes of a quad read what its first has written
     operands = mma.Operands(
         qk_op=mma_qk.op,
@@ -214,15 +212,13 @@ def _query_scales(queries: cute.Tensor, task: Task, heads: Divisor, coordinates:
 
 
 @cute.jit
-def _scaling(
-    query_scales: cute.Tensor, rope_op: cutlass.Constexpr, scores_shape: cutlass.Constexpr, scale_log2: Float32
-) -> Scaling:
+def _scaling(query_scales: cute.Tensor, rope_op: cutlass.Constexpr, scale_log2: Float32) -> Scaling:
     """What a task's rows need of their queries' scales, and what they add up beside `row_sum`."""
     factors, totals = (cute.make_rmem_tensor_like(query_scales) for _ in range(2))
     totals.fill(0.0)
     for row in cutlass.range_constexpr(cute.size(factors)):
         factors[row] = query_scales[row] * scale_log2
-    return Scaling(factors, totals, cute.make_rmem_tensor(scores_shape, Float32), rope_op)
+    return Scaling(factors, totals, rope_op)
 
 
 @cute.jit
@@ -238,7 +234,6 @@ def _own_tile(state: DecodeState, index: Int32, mine: cutlass.Constexpr, must_mo
     make_probabilities(state, scores, index, False, must_move)
     give(state)
     start_values(state, state.own, index, mine)
-    count_exponentials(state, index)
     end_values(state, state.own, index, mine)
 
 
@@ -266,7 +261,6 @@ def _received_and_own_tile(state: DecodeState, index: Int32, mine: cutlass.Const
     receive(state, index)
     give(state)
     start_values(state, state.received, index, mine)
-    count_exponentials(state, index + 1)
     end_values(state, state.received, index, mine)
     if moves:
         rescale_outputs(state, state.rows.rescale, index + 1)

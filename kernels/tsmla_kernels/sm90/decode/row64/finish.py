@@ -12,6 +12,7 @@ from ....parts.alignment import aligned, shared_vector
 from ....parts.hopper.fragment import QUAD, rows_columns
 from ....parts.hopper.softmax import quad_sum
 from ....parts.precision import packed_words
+from ....parts.ptx import pinned
 from ....parts.row_end import BASE_2, RowEnd, count_sink, end_of_row, write_log_sum
 from ..results import Results, output_of
 from ..work.ring import TASK_RING
@@ -89,9 +90,11 @@ def _end_whole(
             _store_zeros(rows, columns[i], state.geometry.value_columns, WARP_ROWS * state.place.warp, task.rows)
     else:
         staging = state.shared.exchange.staging + mine * 2 * STAGED_HALF_STRIDE + state.place.warp * STAGED_HALF
+        first_row = WARP_ROWS * state.place.warp
         for i in cutlass.range_constexpr(OUTPUTS):
             output = rows_columns(state.outputs[i])
-            _store_rows(rows, columns[i], output, factors, staging, WARP_ROWS * state.place.warp, task.rows)
+            crowded = state.scaling is not None
+            _store_rows(rows, columns[i], output, factors, staging, first_row, task.rows, crowded)
     cute.arch.barrier(barrier_id=ROW_BARRIER + state.place.warp, number_of_threads=64)
 
 
@@ -130,16 +133,21 @@ def _store_rows(
     staging: Int32,
     first_row: Int32,
     rows: Int32,
+    crowded: cutlass.Constexpr[bool],
 ) -> None:
     """Store the warp's rows of an accumulator (rows, columns), times `factors`, rounded to 16 bits, from row
     `first_row` and `column` of `target` on, up to before row `rows`.
 
     A lane holds two columns of a row, and a sector that takes two stores takes twice the time. Rows therefore go by way
     of shared memory, where those of a warp have two places, `staging` and STAGED_HALF_STRIDE behind it; a lane then
-    stores 16 bytes, four lanes 64 of a row."""
+    stores 16 bytes, four lanes 64 of a row.
+
+    crowded: whether no register is left for addresses while tiles are attended: they would be computed that early."""
     dtype = target.element_type
     vector = 128 // dtype.width
     lane = cute.arch.lane_idx()
+    if const_expr(crowded):
+        lane = pinned(lane)
     store = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), dtype)
     put = staging + (lane >> 3 & 1) * STAGED_HALF_STRIDE + _staged_at(lane & 7, lane >> 4)
     get = staging + _staged_at(lane // QUAD, lane % QUAD)

@@ -53,7 +53,7 @@ class DecodeGeometry:
     In 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
     them with keys contiguous. A strip is free again as soon as it has been transposed and scored. Sums of 8-bit
     products keep 13 bits, too few for all keys of a segment: each tile's are summed by themselves, in parts of some
-    columns, and added to the output in float32 (`sums_tiles`).
+    columns, and added to the output in float32.
 
     Rows with one scale for each key lie apart: an 8-bit latent piece, a rope piece of 16 bits, and scales. The warp
     that cleans brings what scores and sums need of each key's scale, in a ring of its own.
@@ -134,12 +134,9 @@ class DecodeGeometry:
     def product_columns(self) -> int:
         """Columns of one value MMA. Its accumulator must fit in the registers a thread has at launch, 128 with a fourth
         warpgroup and 96 with a fifth (ptxas C7602)."""
-        return 64 if self.sums_tiles else self.value_columns
-
-    @property
-    def sums_tiles(self) -> bool:
-        """Whether the value product of each tile is summed by itself. Rows with scales have no registers for that."""
-        return self.transposes and not self.scaled
+        if not self.transposes:
+            return self.value_columns
+        return 32 if self.scaled else 64
 
     @property
     def parts(self) -> int:
@@ -306,7 +303,7 @@ class DecodeGeometry:
         """32-bit registers an attending thread holds: output, scores or parts of a value product, own and received
         probabilities. Where rows are converted, it has received ones only when it has no own ones (`attend`)."""
         probabilities, beside = 1 if self.converts else 2, self.tile_kv
-        if self.sums_tiles:
+        if self.transposes:
             beside = max(beside, PARTS_AT_ONCE * self.product_columns)
         return (4 * (self.d_half + beside) + probabilities * self.element_bytes * self.tile_kv) // 8
 

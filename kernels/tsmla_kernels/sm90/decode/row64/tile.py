@@ -30,12 +30,10 @@ class Scaling(NamedTuple):
     their product is done, so that `scale_log2` is 1.
 
     factors: what a query row's products with stored keys are multiplied by, but for the keys' scales. totals: the sums
-    of rows, as `row_sum` adds up shares of the output. exponentials: of the own tile, until they are counted. rope_op:
-    the operation that multiplies rope pieces."""
+    of rows, as `row_sum` adds up shares of the output. rope_op: the operation that multiplies rope pieces."""
 
     factors: cute.Tensor
     totals: cute.Tensor
-    exponentials: cute.Tensor
     rope_op: object
 
 
@@ -107,8 +105,6 @@ def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: c
     """Wait for tile `index`'s scores; where values are transposed, release its keys; hide what rows may not see. On a
     segment's first tile (with `follows`, the one after it) also set the references, which `make_probabilities` needs.
     """
-    if const_expr(state.scaling is not None):
-        scales = _scales(state, index)  # while the product is on its way
     there = None
     if const_expr(state.geometry.gathers):
         there = _there(state, index)
@@ -119,7 +115,7 @@ def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: c
         for edge in state.shared.edges.kv:
             edge.release(state.first_count + index)
     if const_expr(state.scaling is not None):
-        _scale(state, scores, scales)
+        _scale(state, scores, index)
     first_key = (state.first_tile + index) * state.geometry.tile_kv
     is_border = state.all_keys.lacks(first_key, state.geometry.tile_kv)
     if const_expr(there is not None):
@@ -138,25 +134,20 @@ def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: c
 
 
 @cute.jit
-def _scales(state: DecodeState, index: Int32) -> cute.Tensor:
-    """Read the scales of tile `index`: (scales of two keys and their logarithms, column pairs that this lane has)."""
+def _scale(state: DecodeState, scores: cute.Tensor, index: Int32):
+    """Turn the products of tile `index` into exponents: multiply by the scales of query and key, and add the logarithm
+    of the key's."""
     edge, pairs = state.shared.edges.scales, state.shared.exchange.folded[0]
     edge.wait_full(state.first_count + index)
-    scales = cute.make_rmem_tensor((4, cute.size(pairs, mode=[1]) // QUAD), Float32)
-    for pair in cutlass.range_constexpr(cute.size(scales, mode=[1])):
-        place = pairs[None, state.place.quad_lane + QUAD * pair, edge.stage(state.first_count + index)].iterator
-        cute.autovec_copy(cute.make_tensor(aligned(place, 16), 4), scales[None, pair])
-    return scales
-
-
-@cute.jit
-def _scale(state: DecodeState, scores: cute.Tensor, scales: cute.Tensor):
-    """Turn products into exponents: multiply by the scales of query and key, and add the logarithm of the key's."""
     view, factors = rows_columns(scores), state.scaling.factors
-    for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
-        pair, i = divmod(column, 2)
-        for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
-            view[row, column] = cute.math.fma(view[row, column], scales[i, pair] * factors[row], scales[2 + i, pair])
+    for pair in cutlass.range_constexpr(cute.size(pairs, mode=[1]) // QUAD):
+        scales = cute.make_rmem_tensor(4, Float32)  # of two keys, and their logarithms
+        place = pairs[None, state.place.quad_lane + QUAD * pair, edge.stage(state.first_count + index)].iterator
+        cute.autovec_copy(cute.make_tensor(aligned(place, 16), 4), scales)
+        for i in cutlass.range_constexpr(2):
+            for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
+                product = view[row, 2 * pair + i]
+                view[row, 2 * pair + i] = cute.math.fma(product, scales[i] * factors[row], scales[2 + i])
 
 
 @cute.jit
@@ -202,8 +193,9 @@ def make_probabilities(
     With 16 bits, references rarely move: probabilities are computed as if they did not, without waiting for maxima, and
     computed again if one does. With 8 bits references move more often, and are told before probabilities are computed,
     because the other warpgroup has less to do until then; so they are where rows are converted (`_supposes`)."""
+    own_index = index + 1 if const_expr(follows) else index
     if const_expr(_supposes(state)):
-        _exponentiate(state, scores)
+        _exponentiate(state, scores, own_index)
     parts = 2 * QUAD  # of a row's sum: each warpgroup has that of its own tiles
     beyond = exceeds(
         rows_columns(scores), state.rows.reference, state.rows.total, parts, state.scale_log2, state.probabilities
@@ -221,7 +213,7 @@ def make_probabilities(
         if const_expr(not follows):
             rescale_outputs(state, state.rows.rescale, index)
         if const_expr(_supposes(state)):
-            _exponentiate(state, scores)
+            _exponentiate(state, scores, own_index)
     references = state.shared.exchange.references
     cute.arch.sync_warp()  # all lanes have read the references that one of them now writes over
     if state.place.coordinates[0, 0][1] == 0:
@@ -229,7 +221,7 @@ def make_probabilities(
             references[state.place.coordinates[row, 0][0]] = state.rows.reference[row]
     state.shared.edges.referenced.hand_over(state.place.warp)
     if const_expr(not _supposes(state)):
-        _exponentiate(state, scores)
+        _exponentiate(state, scores, own_index)
     state.rows.total.store(state.rows.next_total.load())
     mma.pin(state.own)
     return moves
@@ -254,38 +246,37 @@ def _rescale_sums(state: DecodeState, rescale: cute.Tensor):
 
 
 @cute.jit
-def _exponentiate(state: DecodeState, scores: cute.Tensor):
-    """Make probabilities of a tile, as operand of the value product, and the sums of rows with them."""
+def _exponentiate(state: DecodeState, scores: cute.Tensor, index: Int32):
+    """Make probabilities of tile `index`, as operand of the value product, and the sums of rows with them."""
     exponentials = cute.make_rmem_tensor_like(scores)
-    if const_expr(state.scaling is not None):
-        exponentials = state.scaling.exponentials
     sums = exponentiate(
         rows_columns(scores), rows_columns(exponentials), state.rows.reference, state.rows.total, state.scale_log2,
         state.probabilities,
     )  # fmt: skip
     state.rows.next_total.store(sums.load())
+    if const_expr(state.scaling is not None):
+        _count(state, rows_columns(exponentials), index)
     dtype = state.own.element_type
     state.own.store(as_operand_a(exponentials, dtype.width).load().to(dtype))
 
 
 @cute.jit
-def count_exponentials(state: DecodeState, index: Int32):
-    """Where rows have scales, add the own tile's exponentials, without their keys' scales, to the sums of rows. Nothing
-    else needs these any more, and nothing waits for it: it has the time of a value product."""
-    if const_expr(state.scaling is not None):
-        edge, totals = state.shared.edges.scales, state.scaling.totals
-        exponentials = rows_columns(state.scaling.exponentials)
-        count = state.first_count + index
-        stage = edge.stage(count)
-        for pair in cutlass.range_constexpr(cute.size(exponentials, mode=[1]) // 2):
-            inverse = cute.make_rmem_tensor(2, Float32)
-            folded = state.shared.exchange.folded[2]
-            cute.autovec_copy(folded[None, state.place.quad_lane + QUAD * pair, stage], inverse)
-            for row in cutlass.range_constexpr(cute.size(totals)):
-                for i in cutlass.range_constexpr(2):
-                    totals[row] = cute.math.fma(exponentials[row, 2 * pair + i], inverse[i], totals[row])
-        cute.arch.sync_warp()
-        edge.release(count)
+def _count(state: DecodeState, exponentials: cute.Tensor, index: Int32):
+    """Add a tile's exponentials (rows, columns), without their keys' scales, to the sums of rows. (While a value
+    product runs, they would take the registers of its parts.)"""
+    edge, totals = state.shared.edges.scales, state.scaling.totals
+    count = state.first_count + index
+    stage = edge.stage(count)
+    for pair in cutlass.range_constexpr(cute.size(exponentials, mode=[1]) // 2):
+        inverse = cute.make_rmem_tensor(2, Float32)
+        folded = state.shared.exchange.folded[2]
+        cute.autovec_copy(folded[None, state.place.quad_lane + QUAD * pair, stage], inverse)
+        for row in cutlass.range_constexpr(cute.size(totals)):
+            for i in cutlass.range_constexpr(2):
+                totals[row] = cute.math.fma(exponentials[row, 2 * pair + i], inverse[i], totals[row])
+    mma.pin(totals)
+    cute.arch.sync_warp()
+    edge.release(count)
 
 
 @cute.jit
@@ -326,7 +317,7 @@ def start_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, m
     count = state.first_count + index
     if const_expr(state.geometry.transposes):
         edge.wait_full(count)
-    if const_expr(state.geometry.sums_tiles):
+    if const_expr(state.geometry.transposes):
         for part in cutlass.range_constexpr(PARTS_AT_ONCE):
             _start_part(state, probabilities, index, mine, part)
     else:
@@ -369,7 +360,7 @@ def end_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, min
     """Wait for the value product, one output after the other, and release the values of each. Where tiles are summed by
     themselves, add it to the output part by part, each while the next is multiplied."""
     edges = _value_edges(state, mine)
-    if const_expr(state.geometry.sums_tiles):
+    if const_expr(state.geometry.transposes):
         last = state.geometry.parts - 1
         for part in cutlass.range_constexpr(last + 1):
             warpgroup.wait_group(min(last - part, PARTS_AT_ONCE - 1))
