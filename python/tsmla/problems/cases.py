@@ -66,6 +66,7 @@ class DecodeCase:
     visible: each query token also has a limit of its own.
     sinks: heads have sinks. lse_includes_sink, batch_invariant: as the operator has them.
     pieces: the query is given in two pieces.
+    one_sign: all scores are 0, and values positive: what a sum over many keys loses adds up.
     """
 
     name: str
@@ -85,6 +86,7 @@ class DecodeCase:
     q_lens: tuple[int, ...] = ()
     pieces: bool = False
     batch_invariant: bool = False
+    one_sign: bool = False
     short: bool = False
 
     @property
@@ -105,6 +107,7 @@ class ChosenCase:
     sinks: heads have sinks. lse_includes_sink, batch_invariant: as the operator has them.
     pieces: the query is given in two pieces.
     apart: the cache is two tensors, where rows of one dtype have a rope piece.
+    one_sign: as in a `DecodeCase`.
     """
 
     name: str
@@ -126,6 +129,7 @@ class ChosenCase:
     pieces: bool = False
     apart: bool = False
     batch_invariant: bool = False
+    one_sign: bool = False
     short: bool = False
 
     @property
@@ -336,6 +340,7 @@ _DECODE = (
     DecodeCase("batch-invariant", (3, 70, 500, 9000), q_len=4, heads=24, batch_invariant=True),
     DecodeCase("batch-invariant pack, 128 heads", (4097, 3, 700), q_lens=(1, 2, 9), heads=128, batch_invariant=True),
     DecodeCase("large scores", (900, 5000), q_len=2, magnitude=2.5, output_scale=-2.0),
+    DecodeCase("values of one sign, not split", (16384, 3), heads=24, batch_invariant=True, one_sign=True),
 )
 
 _CHOSEN = (
@@ -373,6 +378,9 @@ _CHOSEN = (
     ChosenCase("two tensors, pieces, 128 heads", 2048, 3, heads=128, pages=100, pieces=True, apart=True),
     ChosenCase("batch-invariant", 3000, 4, 1, 24, lengths=(3, 70, 500, 3000), batch_invariant=True),
     ChosenCase("large scores", 900, 2, 2, magnitude=2.5, output_scale=-2.0),
+    ChosenCase(
+        "values of one sign, not split", 8192, 3, 1, 24, pages=200, outside=0.0, batch_invariant=True, one_sign=True
+    ),
 )
 
 _PACK = (

@@ -19,7 +19,7 @@ from .decode import FEW_ROWS, LSE, ROW, SCALE, WEIGHT_SCALE, as_given, products_
 from .lists import named_slots, random_lists, union_of
 from .memory import Memory, surrounded
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
-from .rows import Stored, numbers_in, stored_as
+from .rows import Stored, numbers_in, random_numbers, stored_as
 
 _KEPT = len(cases_of("chosen", full=True))
 """How many problems are kept for other variants: fewer than there are cases would be dropped before they are
@@ -76,7 +76,8 @@ def _problem(case: ChosenCase, dtype: Dtype, row: RowFormat) -> _Problem:
     torch_dtype, width = torch.bfloat16 if row.scales else TORCH_DTYPE_OF[dtype], row.columns
 
     def random(row: RowFormat, *shape: int) -> torch.Tensor:
-        return numbers_in(row, stored_as(row, torch.randn(shape, device="cuda") * case.magnitude))
+        numbers = random_numbers(*shape, magnitude=case.magnitude, one_sign=case.one_sign)
+        return numbers_in(row, stored_as(row, numbers))
 
     indices = random_lists(
         case.tokens, case.top_k, (case.pages, case.page),
@@ -89,7 +90,7 @@ def _problem(case: ChosenCase, dtype: Dtype, row: RowFormat) -> _Problem:
     cache[used // case.page, used % case.page] = random(row, len(used), ROW)
     query = surrounded((case.tokens, case.heads, width), torch_dtype)
     query_row = multiplied_row(row, dtype)
-    query[:] = random(query_row, case.tokens, case.heads, ROW)
+    query[:] = 0 if case.one_sign else random(query_row, case.tokens, case.heads, ROW)
     outer = (case.tokens,) if case.packed else (case.batch, case.q_len)
     joined = query.view(*outer, case.heads, width)
     return _Problem(

@@ -19,7 +19,7 @@ from .cases import DecodeCase, cases_of
 from .memory import Memory, is_poison, surrounded
 from .pages import page_tables, put_keys
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
-from .rows import Stored, numbers_in, stored, stored_as
+from .rows import Stored, numbers_in, random_numbers, stored, stored_as
 from .sums import narrow_products
 
 ROW = LATENT_DIM + ROPE_DIM
@@ -133,7 +133,8 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
     query_row, width = multiplied_row(row, dtype), row.columns
 
     def random(row: RowFormat, *shape: int) -> torch.Tensor:
-        return numbers_in(row, stored_as(row, torch.randn(shape, device="cuda") * case.magnitude))
+        numbers = random_numbers(*shape, magnitude=case.magnitude, one_sign=case.one_sign)
+        return numbers_in(row, stored_as(row, numbers))
 
     rows = [random(row, int(_own(case, length).sum()), ROW) for length in case.lengths]
     counts = [own.shape[0] for own in rows]
@@ -143,7 +144,7 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
     put_keys(cache, tables, rows)
     tokens = sum(case.own_q_lens)
     query = surrounded((tokens + (_SLACK if case.q_lens else 0), case.heads, width), torch_dtype)
-    query[:tokens] = random(query_row, tokens, case.heads, ROW)
+    query[:tokens] = 0 if case.one_sign else random(query_row, tokens, case.heads, ROW)
     joined = query if case.q_lens else query.view(len(rows), case.q_len, case.heads, width)
     visible = None
     if case.visible:

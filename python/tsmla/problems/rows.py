@@ -32,6 +32,12 @@ def numbers_in(row: RowFormat, rows: Stored) -> torch.Tensor:
     return torch.cat((latent.flatten(-2).to(torch.bfloat16), rope.contiguous().view(torch.bfloat16)), -1)
 
 
+def random_numbers(*shape: int, magnitude: float, one_sign: bool) -> torch.Tensor:
+    """Return normally distributed numbers of a magnitude in float32, or their magnitudes plus half of that."""
+    numbers = torch.randn(shape, device="cuda") * magnitude
+    return numbers.abs() + magnitude / 2 if one_sign else numbers
+
+
 def _whole(row: RowFormat, numbers: torch.Tensor) -> torch.Tensor:
     """Return rows [.., 656] of e4m3, with all that a key has side by side. NaN makes its scale NaN."""
     latent = numbers[..., :LATENT_DIM].float().unflatten(-1, (row.scales_per_row, -1))
