@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 
-from ..warp import QUAD as QUAD
-
 
 def rows_columns(accumulator: cute.Tensor) -> cute.Tensor:
     """View an accumulator's registers as (rows, columns)."""

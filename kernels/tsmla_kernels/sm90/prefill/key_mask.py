@@ -15,8 +15,8 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32, Vector, const_expr
 from cutlass.cutlass_dsl import select_
 
 from ...parts import ptx
-from ...parts.hopper.fragment import QUAD
 from ...parts.seqlen import Span
+from ...parts.warp import QUAD
 from ...prefill.visits import MASK_BITS, KeyMask, below, word_address, words_of
 from ...prefill.work_range import last_column_ahead
 

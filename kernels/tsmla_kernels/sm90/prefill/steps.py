@@ -10,11 +10,12 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ...parts.hopper import lazy_softmax, mma
-from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
+from ...parts.hopper.fragment import as_operand_a, rows_columns
 from ...parts.hopper.mask import mask_scores
 from ...parts.hopper.softmax import exponentiate, scale_rows
 from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
+from ...parts.warp import QUAD
 from ...prefill.tile_scheduler import QueryTile
 from ...prefill.work_range import WorkRange, is_partial, tile_at, tile_of
 from .key_mask import MaskedRows, hide, read_words

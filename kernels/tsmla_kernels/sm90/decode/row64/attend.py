@@ -28,12 +28,13 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from ....limits import WARPGROUP
 from ....parts.division import Divisor, quotient
 from ....parts.hopper import mma
-from ....parts.hopper.fragment import QUAD, rows_columns
+from ....parts.hopper.fragment import rows_columns
 from ....parts.hopper.lazy_softmax import NO_ROW, is_ahead, lowest_reference
 from ....parts.keys.scales import RowScales, query_scale
 from ....parts.keys.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
 from ....parts.logarithm import LOG2_E
 from ....parts.precision import Probabilities
+from ....parts.warp import QUAD
 from ..results import Results
 from ..work.task import Task, for_each_task
 from .finish import finish

@@ -9,11 +9,12 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warp
 
 from ....parts.alignment import aligned, shared_vector
-from ....parts.hopper.fragment import QUAD, rows_columns
+from ....parts.hopper.fragment import rows_columns
 from ....parts.hopper.softmax import quad_sum
 from ....parts.precision import packed_words
 from ....parts.ptx import pinned
 from ....parts.row_end import BASE_2, RowEnd, count_sink, end_of_row, write_log_sum
+from ....parts.warp import QUAD
 from ..results import Results, output_of
 from ..work.ring import TASK_RING
 from ..work.task import Task, look

@@ -15,12 +15,13 @@ from cutlass.cutlass_dsl import select_
 
 from ....parts.alignment import aligned
 from ....parts.hopper import mma
-from ....parts.hopper.fragment import QUAD, as_operand_a, rows_columns
+from ....parts.hopper.fragment import as_operand_a, rows_columns
 from ....parts.hopper.lazy_softmax import exceeds, exponentiate, follow_reference, is_ahead, move_reference
 from ....parts.hopper.softmax import scale_rows
 from ....parts.keys.visible import VisibleKeys
 from ....parts.precision import Probabilities
 from ....parts.ptx import mul_rn
+from ....parts.warp import QUAD
 from .geometry import PARTS_AT_ONCE, DecodeGeometry
 from .storage import Shared
 
