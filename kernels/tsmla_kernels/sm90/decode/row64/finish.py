@@ -94,7 +94,7 @@ def _end_whole(
         first_row = WARP_ROWS * state.place.warp
         for i in cutlass.range_constexpr(OUTPUTS):
             output = rows_columns(state.outputs[i])
-            crowded = state.scaling is not None
+            crowded = state.geometry.transposes
             _store_rows(rows, columns[i], output, factors, staging, first_row, task.rows, crowded)
     cute.arch.barrier(barrier_id=ROW_BARRIER + state.place.warp, number_of_threads=64)
 
