@@ -236,15 +236,18 @@ def run(options: argparse.Namespace) -> None:
             for dtype in options.dtypes:
                 results += _measured(Case.make(*shape, DTYPES[dtype]), dtype, options, monitor)
                 torch.cuda.empty_cache()
-    record = {"certificate": runner.certificate(options.commit), "ceilings": ceilings, "results": results}
     name = "decode" if options.shapes == "serving" else f"{options.shapes}-decode"
-    path = runner.write_record(options.results, name, record)
+    shared = {"certificate": runner.certificate(options.commit), "ceilings": ceilings}
+    paths = []
+    for dtype in options.dtypes:  # a record each: kernels of one change while those of another stay
+        own = [result for result in results if result["dtype"] == dtype]
+        paths.append(runner.write_record(options.results, f"{name}-{dtype}", {**shared, "results": own}))
     print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in ceilings.items())}")
     names = list(dict.fromkeys(name for result in results for name in result["timings"]))
     header = ("requests", "q_len", "keys", "heads", "lengths", "dtype", "regime")
     times = (f"{name} {unit}" for name in names for unit in ("us", "GB/s", "TF/s"))
     print(runner.table((*header, *times, "host us", "MHz", "W"), (_row(result, names) for result in results)))
-    print(path)
+    print(*paths, sep="\n")
 
 
 def _measured(case: Case, dtype: str, options: argparse.Namespace, monitor: Monitor) -> list[dict[str, Any]]:
