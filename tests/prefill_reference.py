@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import torch
-from tsmla.operators.checks import arch_of
+from tsmla.operators import checks
 from tsmla.problems.prefill import rmse_of_rounding, weight_dtype
 from tsmla.problems.sums import narrow_products
 
@@ -85,7 +85,7 @@ def attend(problem: Problem, causal: bool, compute: torch.dtype) -> tuple[torch.
     """
     eight_bits = compute.itemsize == 1
     if eight_bits:
-        rounded, compute = weight_dtype(arch_of(problem.query.device), compute), torch.float32
+        rounded, compute = weight_dtype(checks.arch_of(problem.query.device), compute), torch.float32
     group = problem.query.shape[1] // problem.key.shape[1]
     outputs, lses = [], []
     q_start = kv_start = 0
@@ -143,7 +143,7 @@ def judge(problem: Problem, causal: bool, out: torch.Tensor, lse: torch.Tensor |
         f"{got.flatten()[worst]} instead of {exact.flatten()[worst]}"
     )
     rmse = (got - exact).norm() / exact.norm().clamp_min(1e-30)
-    bound = rmse_of_rounding(weight_dtype(arch_of(problem.query.device), problem.query.dtype), out.dtype)
+    bound = rmse_of_rounding(weight_dtype(checks.arch_of(problem.query.device), problem.query.dtype), out.dtype)
     assert rmse <= bound, f"relative RMSE {rmse:.2e} is above {bound:.2e}"
     assert (got[(exact == 0).all(-1)] == 0).all(), "a row without keys must give 0"
     if lse is not None:
