@@ -62,8 +62,8 @@ BOTH: list[Form] = [
         fixed={(77, 2): 3, (87, 1): 1, (90, 1): 1}, reuse=7,
     ),
     form(
-        0x23E, "F2FP.F16.E4M3.UNPACK_B", D, NO24, Reg(32, part=Choice(88, 1, ("", "H1"))), NO64,
-        fixed={(73, 2): 3, (89, 1): 1}, reuse=2,
+        0x23E, "F2FP.F16", D, NO24, Reg(32, part=Choice(88, 1, ("", "H1"))), NO64,
+        parts=(Choice(73, 1, ("E5M2", "E4M3")), "UNPACK_B"), fixed={(74, 1): 1, (89, 1): 1}, reuse=2,
     ),
     form(
         0x305, "F2I", D, Reg(32, negated=63, absolute=62),
