@@ -74,7 +74,7 @@ def test_sums_are_narrow_on_hopper_alone():
 def on_hopper(monkeypatch):
     """References judge as they do there, though no GPU is at hand."""
     monkeypatch.setattr(sums, "_arch_of", lambda _: Arch.SM90A)
-    monkeypatch.setattr(prefill_reference, "arch_of", lambda _: Arch.SM90A)
+    monkeypatch.setattr(prefill_reference.checks, "arch_of", lambda _: Arch.SM90A)
 
 
 def made_by(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, fault: str) -> tuple[torch.Tensor, ...]:
