@@ -23,6 +23,7 @@ from tsmla.problems.cases import PrefillCase, cases_of, kind_of
 from tsmla.tools.selftest.child import run_kernel
 from tsmla.tools.selftest.protocol import Job
 from tsmla_emulator.run.emulate import emulated as emulation
+from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
 KERNELS = {
     "prefill": (
@@ -67,7 +68,8 @@ def test_right_kernels_pass_every_case(compiled_kernels, variant):
         entries = defaultdict(set)
         for case, (_, start), end in zip(cases, begun, ends, strict=True):
             assert isinstance(case, PrefillCase)
-            entries[case.unused_keys > 0] |= {launch.entry for call in gpu.calls[start:end] for launch in call.launches}
+            long = sum(case.lengths_kv) + case.unused_keys > LONG_KEYS * len(case.lengths_kv)
+            entries[long] |= {launch.entry for call in gpu.calls[start:end] for launch in call.launches}
         assert len(entries[True]) == len(entries[False]) == 1 and entries[True] != entries[False]
 
 
