@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.archs("sm_90a"), pytest.mark.processors(1)]
 
 KEYS = 640
 LARGE, SMALL = 224.0, 3 / 256
-"""Of the first key and of all others, which are lost beside it: 3 % of the whole."""
+"""Weights of the first key and of all others, which are lost beside it: 3 % of the whole."""
 ALLOWED = 0.01
 """Relative: bf16 rounds by up to 0.4 %, and of the first tile, 0.3 % may be lost."""
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
