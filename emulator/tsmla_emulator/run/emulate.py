@@ -23,7 +23,7 @@ import torch
 from tsmla.identity.arch import Arch
 from tsmla.identity.call import OPERATORS
 
-from . import machine, record
+from . import kept, machine, record
 from .host import adoption, doubles, launch_config
 from .host.capture import Gpu, extents, open_library
 from .host.launch_config import KernelLimits
@@ -308,4 +308,4 @@ def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
 
 @functools.lru_cache(maxsize=32)
 def _parsed(text: str) -> Module:
-    return machine.parse(text)
+    return kept.module_of(text)

@@ -49,12 +49,12 @@ def library(tell: Tell = lambda done, count: None) -> Path:
     if platform.machine() == "x86_64" and "avx2" in _processor().split():
         return portable(tell)  # as fast as what is made for this processor alone
     inline = ["-mno-outline-atomics"] if platform.machine() == "aarch64" else []  # others are in compiler-rt
-    return _built(_cache_directory(), ("-mcpu=native", *inline), _processor(), tell)
+    return _built(cache_directory(), ("-mcpu=native", *inline), _processor(), tell)
 
 
 def portable(tell: Tell = lambda done, count: None) -> Path:
     """Path of a shared library that other machines can run, too."""
-    return _built(_cache_directory(), PORTABLE, "", tell)
+    return _built(cache_directory(), PORTABLE, "", tell)
 
 
 def portable_name() -> str:
@@ -84,7 +84,8 @@ def _built(directory: Path, target: tuple[str, ...], processor: str, tell: Tell)
     return made
 
 
-def _cache_directory() -> Path:
+def cache_directory() -> Path:
+    """Return where what was built is kept; it need not exist."""
     named = os.environ.get("TSMLA_EMULATOR_CACHE")
     if named:
         return Path(named)

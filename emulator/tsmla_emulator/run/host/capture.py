@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import tvm_ffi
 
+from .. import kept
 from ..machine import SHARED_BYTES_PER_CTA, EmulationError, Launch
 from ..ptx.model import Entry, Module
 from .launch_config import KernelLimits, LaunchConfig, launch_of
@@ -145,7 +146,9 @@ class Library:
         They are read from the TypeError of calling it without any; there are none when that names none.
         """
         if symbol not in self._parameters:  # tvm_ffi takes a fifth of a second to raise
-            self._parameters[symbol] = parameters_of(self.function(symbol))
+            function = self.function(symbol)
+            content = self.path.read_bytes() + f"{symbol} {tvm_ffi.__version__}".encode()
+            self._parameters[symbol] = kept.made_of(content, lambda: parameters_of(function))
         return self._parameters[symbol]
 
     def record(self, symbol: str, arguments: Sequence[Any], ptx: Module, gpu: Gpu) -> list[Launch]:
