@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import tsmla
+from plain_sums import in_plain_tensors
 from tsmla.problems.pages import page_tables, put_keys
 from tsmla.problems.sums import narrow_products
 
@@ -181,6 +182,7 @@ def make_problem(
     return Problem(query, rows, cache, tables.to("cuda"), seq_lens, **fields)
 
 
+@in_plain_tensors
 def attend(problem: Problem, compute: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, base-2 LSE) in float64; `compute` is where products are rounded to: torch.float64 for the reference, the
     input dtype for what plain PyTorch in that dtype would give (for 8 bits, weights rounded to e4m3). Scores are what
@@ -238,6 +240,7 @@ def check(problem: Problem, **changes: Any) -> tuple[torch.Tensor, torch.Tensor 
     return out, lse
 
 
+@in_plain_tensors
 def judge(problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None:
     """Assert that a kernel's result is right: no further from float64 than twice what the same dtype in PyTorch is,
     plus rounding of the output; relative RMSE bounded likewise, so that zeros fail."""

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import torch
+from plain_sums import in_plain_tensors
 from tsmla.operators import checks
 from tsmla.problems.prefill import rmse_of_rounding, weight_dtype
 from tsmla.problems.sums import narrow_products
@@ -75,6 +76,7 @@ def make_problem(
     return Problem(query, key, value, ends(lengths_q), ends(lengths_kv), lengths_q, lengths_kv, d_qk**-0.5)
 
 
+@in_plain_tensors
 def attend(problem: Problem, causal: bool, compute: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, natural-log LSE) of the rows in sequences, in float64; `compute` is where products are rounded to:
     torch.float64 for the reference, the input dtype for what plain PyTorch in that dtype would give.
@@ -124,6 +126,7 @@ def attend(problem: Problem, causal: bool, compute: torch.dtype) -> tuple[torch.
     return out, torch.logaddexp(lse, sinks) if problem.lse_includes_sink else lse
 
 
+@in_plain_tensors
 def judge(problem: Problem, causal: bool, out: torch.Tensor, lse: torch.Tensor | None) -> None:
     """Assert that a kernel's result is right: no further from float64 than twice what the same dtype in PyTorch is,
     plus rounding of the output; a relative RMSE bound, so that zeros fail; rows beyond the sequences are untouched
