@@ -112,7 +112,10 @@ void Cluster::start_warp(Warp& w) {
   w.file.assign(size_t(program.slots) * 32, ~0u);
   if (machine.options.seed) {  // what was in registers that nobody has written
     RandomSource junk{~machine.options.seed * 1000003 + index * 1024 + w.number};
-    for (u32& word : w.file) word = junk.next();
+    for (size_t i = 0; i < w.file.size(); i += 2) {
+      u64 words = junk.wide();
+      std::memcpy(&w.file[i], &words, sizeof words);
+    }
   }
   w.registers = w.file.data();
   w.constants = constants.data();

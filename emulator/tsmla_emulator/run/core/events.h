@@ -3,6 +3,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "numbers.h"
 #include "standard.h"
@@ -60,6 +61,8 @@ class Events {
 
   // Shared memory, in bytes of one CTA's window.
   virtual void shared(u32 actor, u32 pc, Proxy, Kind, u32 cta, u32 offset, u32 bytes, Lanes = {}) = 0;
+  // 16 bytes that each of some asynchronous operations reads, parts of one instruction.
+  virtual void pieces_read(const std::vector<u32>& actors, u32 pc, u32 cta, u32 offset) = 0;
   // Tensor memory of one CTA: lanes [lane, lane + lanes) x columns [column, column + columns).
   virtual void tensor(u32 actor, u32 pc, Kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
   // Tensor memory that a warp loads; gives the load's number. Loads are over in order, all of them at `number` ~0.

@@ -99,6 +99,13 @@ class HappensBefore : public Events {
     });
   }
 
+  void pieces_read(const std::vector<u32>& ids, u32 pc, u32 cta, u32 offset) override {
+    if (readers_.ids != ids || readers_.pc != pc || readers_.cta != cta) begin_reading(ids, pc, cta);
+    Granule& granule = shared_[cta][offset / 16];
+    if (!readers_.apart || !all_read(granule))
+      for (u32 id : ids) shared(id, pc, Proxy::Async, Kind::Read, cta, offset, 16, {});
+  }
+
   void tensor(u32 id, u32 pc, Kind kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
     const Actor& actor = actors_[id];
     touch_tensor(actor, access_of(actor, pc, kind), cta, lane, lanes, column, columns);
@@ -414,6 +421,11 @@ class HappensBefore : public Events {
         (last ? kept_[last].next : granule) = next, kept_[at].next = vacant_, vacant_ = at;
       at = next;
     }
+    append(granule, last, now);
+  }
+
+  // Makes an access the last of a list, behind the one that is last now, and that one's number the list's last.
+  void append(Granule& granule, u32& last, const Access& now) {
     u32 made = vacant_ ? vacant_ : u32(kept_.size());
     if (vacant_)
       vacant_ = kept_[made].next;
@@ -421,6 +433,78 @@ class HappensBefore : public Events {
       kept_.emplace_back();
     kept_[made] = {now, 0};
     (last ? kept_[last].next : granule) = made;
+    last = made;
+  }
+
+  void begin_reading(const std::vector<u32>& ids, u32 pc, u32 cta) {
+    readers_ = {ids, pc, cta};
+    for (u32 id : ids) {
+      Access access = access_of(actors_[id], pc, Kind::Read);
+      access.generic = false;
+      reaches(cta, access);
+      for (const Access& other : readers_.accesses) readers_.apart &= other.component != access.component;
+      readers_.accesses.push_back(access);
+    }
+  }
+
+  // Records that all readers read all of a granule, as `touch` of one after the other does; false, with nothing
+  // recorded, where one of them conflicts.
+  bool all_read(Granule& granule) {
+    const std::vector<Access>& readers = readers_.accesses;
+    // What the instruction's like read before, entries of the readers' components one behind the other, moves to the end.
+    u32 before = 0, first = 0, end = 0, found = 0, last = 0;
+    bool others_stay = true;
+    for (u32 at = granule; at; last = at, at = kept_[at].next) {
+      const Access& old = kept_[at].access;
+      if (found < readers.size() && !old.write && !old.generic && old.component == readers[found].component) {
+        if (!found) before = last, first = at;
+        if (!found || last == end) found++, end = at;
+      } else if (old.write ? !behind(old) : !old.generic && follow(old)) {
+        if (old.write) return false;
+        others_stay = false;
+      }
+    }
+    if (!found && others_stay) {
+      for (const Access& now : readers) append(granule, last, now);
+      return true;
+    }
+    if (found < readers.size() || !others_stay) {
+      for (u32 i = 0; i < readers.size(); i++)
+        touch(granule, actors_[readers_.ids[i]], readers[i], Where::Shared, [](const Access&) {});
+      return true;
+    }
+    for (u32 at = first, i = 0; i < readers.size(); at = kept_[at].next) kept_[at].access = readers[i++];
+    if (end != last) {
+      (before ? kept_[before].next : granule) = kept_[end].next;
+      kept_[last].next = first, kept_[end].next = 0;
+    }
+    return true;
+  }
+
+  // Whether all readers come after a write. Most of what they read was written at once.
+  bool behind(const Access& write) {
+    Access& known = readers_.written;
+    if (known.write && known.component == write.component && known.time == write.time && known.warp == write.warp &&
+        known.generic == write.generic && known.operation == write.operation)
+      return true;
+    for (u32 i = 0; i < readers_.ids.size(); i++) {
+      const Actor& actor = actors_[readers_.ids[i]];
+      const Access& now = readers_.accesses[i];
+      if (!ordered(write, now, actor, Where::Shared) || !fenced(write, now, actor, Where::Shared)) return false;
+    }
+    known = write;
+    return true;
+  }
+
+  // Whether a reader comes after a read of others.
+  bool follow(const Access& read) {
+    auto& known = readers_.read[read.component % Readers::reads_known];
+    if (known.component != read.component || known.time != read.time) {
+      known = {read.component, read.time, false};
+      for (u32 i = 0; i < readers_.ids.size(); i++)
+        known.follows |= ordered(read, readers_.accesses[i], actors_[readers_.ids[i]], Where::Shared);
+    }
+    return known.follows;
   }
 
   // The CTA whose memory the access touches must not end before it.
@@ -490,6 +574,18 @@ class HappensBefore : public Events {
     Access access;
     u32 next;  // of the same granule, or of the vacant entries
   };
+  struct Readers {  // parts of one instruction, which read the same
+    std::vector<u32> ids;
+    u32 pc = 0, cta = 0;
+    std::vector<Access> accesses;
+    bool apart = true;  // no two have the same component
+    Access written{};   // the last write that all of them were found to come after
+    static constexpr u32 reads_known = 16;
+    struct {
+      u32 component = ~0u, time = 0;
+      bool follows = false;
+    } read[reads_known];
+  } readers_;
   std::vector<Kept> kept_{1};  // of all granules
   u32 vacant_ = 0;
   std::vector<std::vector<Granule>> shared_, tensor_;

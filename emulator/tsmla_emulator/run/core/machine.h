@@ -116,13 +116,14 @@ enum class Step { Next, Jump, Yield, Block, Exit };
 
 struct RandomSource {
   u64 state;
-  u32 next() {
+  u64 wide() {
     state += 0x9e3779b97f4a7c15ull;
     u64 z = state;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return u32((z ^ (z >> 31)) >> 16);
+    return z ^ (z >> 31);
   }
+  u32 next() { return u32(wide() >> 16); }
   u32 below(u32 n) { return u32(u64(next()) * n >> 32); }
 };
 

@@ -87,9 +87,7 @@ const u8* piece_at(const Reader& reader, Cta& cta, u32 offset) {
   std::memcpy(shadow, cta.shadow.data() + offset, 16);
   if (shadow[0] != 0x0101010101010101ull || shadow[1] != 0x0101010101010101ull)
     shared_read(reader.cluster, cta, offset, 16, reader.what);
-  if (reader.cluster.events)
-    for (u32 actor : reader.actors)
-      reader.cluster.events->shared(actor, reader.pc, Proxy::Async, Kind::Read, cta.rank, offset, 16);
+  if (reader.cluster.events) reader.cluster.events->pieces_read(reader.actors, reader.pc, cta.rank, offset);
   return place;
 }
 
