@@ -52,14 +52,18 @@ def make_problem(
     *,
     magnitude: float = 1.0,
     slack: int = 0,
+    slack_kv: int | None = None,
     padded_entries: int = 0,
     strided: bool = False,
 ) -> Problem:
-    """Random inputs of the given lengths. `slack` NaN rows follow the last sequence; `padded_entries` repeats end the
-    cumulative lengths; `strided` makes key and value slices of one tensor, as the up-projection gives them."""
+    """Random inputs of the given lengths. `slack` NaN rows follow the last sequence, `slack_kv` that of the keys where
+    they are other ones; `padded_entries` repeats end the cumulative lengths; `strided` makes key and value slices of
+    one tensor, as the up-projection gives them."""
+    slack_kv = slack if slack_kv is None else slack_kv
 
-    def pack(rows, heads, dim):
-        tensor = torch.randn(rows + slack, heads, dim, device=device, dtype=torch.float32).mul_(magnitude).to(dtype)
+    def pack(rows, heads, dim, slack=slack_kv):
+        tensor = torch.empty(rows + slack, heads, dim, device=device, dtype=dtype)
+        tensor[:rows] = torch.randn(rows, heads, dim, device=device).mul_(magnitude).to(dtype)
         tensor[rows:] = math.nan
         return tensor
 
@@ -67,7 +71,7 @@ def make_problem(
         total = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return torch.cat([total, total[-1:].expand(padded_entries)]).to(device)
 
-    query = pack(sum(lengths_q), heads_q, d_qk)
+    query = pack(sum(lengths_q), heads_q, d_qk, slack)
     if strided:
         both = pack(sum(lengths_kv), heads_kv, d_qk + d_v)
         key, value = both[..., :d_qk], both[..., d_qk:]

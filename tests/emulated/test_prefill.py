@@ -11,6 +11,7 @@ from emulated_archs import KERNELS, PREFILLS
 from prefill_edges import LENGTHS, SEVERAL_TILES, check
 from prefill_reference import judge, make_problem
 from tsmla_emulator.run.host.memory import addresses_from
+from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
 pytestmark = pytest.mark.archs(*KERNELS)
 ON_BOTH_BLACKWELLS = pytest.mark.archs(*PREFILLS)
@@ -58,7 +59,8 @@ def test_ctas_with_tiles_that_follow_each_other(gpu, monkeypatch, causal):
 def test_ctas_with_one_tile(gpu, monkeypatch, dtype, lengths, causal):
     """Hopper, 16 bits: a kernel of its own for long sequences, by the host's measure, the rows of the keys' pack."""
     monkeypatch.setattr("tsmla.operators.prefill.multiprocessors", lambda device: 1)
-    problem = make_problem(*lengths, 4, 2, 192, 128, dtype, "cuda", slack=66000)
+    long = LONG_KEYS * len(lengths[1])
+    problem = make_problem(*lengths, 4, 2, 192, 128, dtype, "cuda", slack=3, slack_kv=long)
     with_lse, without = (check(problem, causal, lse) for lse in (True, False))
     assert torch.equal(with_lse.view(torch.uint8), without.view(torch.uint8))
     if gpu.emulation is not None:  # as many CTAs as there may be tiles
