@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import dataclasses
 import gc
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import tvm_ffi
 from tsmla_emulator.run.host import memory
 from tsmla_emulator.run.host.capture import extents
-from tsmla_emulator.run.host.tensor import EmulatedDevice, EmulatedTensor, to_device, unwritten
+from tsmla_emulator.run.host.tensor import EmulatedDevice, EmulatedTensor, in_plain_tensors, to_device, unwritten
 
 
 @pytest.fixture(autouse=True)
@@ -158,3 +159,18 @@ def test_addresses_from_another_beginning():
     with memory.addresses_from(0x202000000):
         assert torch.zeros(5, device="cuda").data_ptr() > last, "an address is not used again"
     assert torch.zeros(5, device="cuda").data_ptr() > usual
+
+
+def test_a_function_of_numbers_gets_plain_tensors_and_gives_emulated_ones():
+    @dataclasses.dataclass
+    class Given:
+        rows: list[torch.Tensor]
+
+    def total(given, factor):
+        assert all(type(x) is torch.Tensor for x in given.rows)
+        return sum(given.rows) * factor, len(given.rows)
+
+    rows = [torch.ones(3, device="cuda"), torch.ones(3)]
+    made, count = in_plain_tensors(total)(Given(rows), 2)
+    assert made.is_cuda and made.tolist() == [4.0] * 3 and count == 2 and rows[0].is_cuda
+    assert not in_plain_tensors(total)(Given(rows[1:]), 2)[0].is_cuda

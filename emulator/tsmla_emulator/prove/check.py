@@ -46,6 +46,7 @@ from tsmla.problems.sums import Factors, products, sums_of
 
 from ..run.emulate import Call, emulated
 from ..run.host.compile import Compiled
+from ..run.host.tensor import in_plain_tensors
 from ..run.machine import Options
 
 SCRATCH = frozenset(x.name for operator in OPERATORS.values() for x in operator.tensors if x.scratch)
@@ -544,6 +545,7 @@ def _prefill(
     return (f"{how}: {measured}", error and f"{how}: {error}") if how else (measured, error)
 
 
+@in_plain_tensors
 def _merged(
     one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -601,6 +603,7 @@ def _chosen(variant: DecodeVariant, heads: int, lengths: tuple[int, ...], sums: 
     return f"{heads} heads: {measured}", error and f"{heads} heads: {error}"
 
 
+@in_plain_tensors
 def _judged(
     out: torch.Tensor, lse: torch.Tensor | None, expected: torch.Tensor, expected_lse: torch.Tensor, step: float
 ) -> tuple[str, str | None]:
@@ -628,6 +631,7 @@ def _products(arch: Arch, query: Factors, keys: Factors) -> torch.Tensor:
     return made.unflatten(0, pieces[0].shape[:2]).transpose(0, 1)[None]
 
 
+@in_plain_tensors
 def _attention(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -119,9 +119,8 @@ def _drop_unused(directory: Path) -> None:
 @functools.cache
 def _makers() -> bytes:
     """A digest of the sources that read PTX and libraries."""
+    here = Path(__file__)
     digest = hashlib.sha256()
-    for directory in ("ptx", "host"):
-        for path in sorted(Path(__file__).with_name(directory).glob("*.py")):
-            digest.update(path.name.encode() + path.read_bytes())
-    digest.update(Path(__file__).read_bytes())
+    for path in (here, here.with_name("host") / "capture.py", *sorted(here.with_name("ptx").glob("*.py"))):
+        digest.update(path.name.encode() + path.read_bytes())
     return digest.digest()

@@ -6,8 +6,10 @@ give emulated tensors again. What torch refuses on a GPU (numpy(), mixing with C
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import tvm_ffi
@@ -16,6 +18,8 @@ from torch.utils._pytree import tree_map
 
 from . import memory
 from .device_dlpack import as_cuda_dlpack
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 DEVICE = torch.device("cuda", 0)
 _CUDA_DLPACK = (2, 0)
@@ -99,6 +103,35 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     """View an emulated tensor's memory as an ordinary CPU tensor."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(torch.Tensor)
+
+
+def in_plain_tensors(function: Function) -> Function:
+    """Have a function of numbers get ordinary CPU tensors for emulated ones, in lists and dataclasses, too.
+
+    So no result on its way has guarded memory of its own. Those that it returns have, if any tensor given was emulated.
+    """
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        emulated = False
+
+        def given(value: Any) -> Any:
+            nonlocal emulated
+            if isinstance(value, EmulatedTensor):
+                emulated = True
+                return plain(value)
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                fields = [field.name for field in dataclasses.fields(value) if field.init]
+                return dataclasses.replace(value, **{name: tree_map(given, getattr(value, name)) for name in fields})
+            return value
+
+        args, kwargs = tree_map(given, (args, kwargs))
+        result = function(*args, **kwargs)
+        if not emulated:
+            return result
+        return tree_map(lambda x: to_device(x) if isinstance(x, torch.Tensor) else x, result)
+
+    return called  # type: ignore[return-value]
 
 
 def unwritten(tensor: torch.Tensor) -> int:
