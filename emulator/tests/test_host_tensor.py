@@ -174,3 +174,15 @@ def test_a_function_of_numbers_gets_plain_tensors_and_gives_emulated_ones():
     made, count = in_plain_tensors(total)(Given(rows), 2)
     assert made.is_cuda and made.tolist() == [4.0] * 3 and count == 2 and rows[0].is_cuda
     assert not in_plain_tensors(total)(Given(rows[1:]), 2)[0].is_cuda
+
+
+def test_memory_that_was_freed_serves_again_at_new_addresses_and_holds_poison():
+    tensor = torch.zeros(1000, device="cuda")
+    address = tensor.data_ptr()
+    del tensor
+    gc.collect()
+    again = torch.empty(1000, device="cuda")
+    assert again.data_ptr() > address and unwritten(again) == 1000
+    memory.check_guards()
+    block, _ = memory.allocate(4000, address)
+    assert block.content() == bytes([memory.POISON]) * 4000

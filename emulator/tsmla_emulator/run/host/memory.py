@@ -26,16 +26,27 @@ _RANGE = 0x1000_0000_0000
 _MAP_FLAGS = 0x02 | 0x20 | 0x100000
 """Flags of mmap: MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE."""
 _READ_WRITE = 3
+_MOVE_FLAGS = 0x01 | 0x02
+"""Flags of mremap: MREMAP_MAYMOVE, MREMAP_FIXED."""
+_LENGTH_BITS = 4
+"""Leading bits that lengths of mappings have."""
+SPARE_BYTES = 256 << 20
+"""Most memory that was freed and is kept, for later allocations as long to be moved to their addresses: page by page
+from the system, it costs more than most of what is done with it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 
 _numbers = itertools.count(1)
 _next_map = _RANGE
 _next_elsewhere: dict[int, int] = {}
 _live: dict[int, Block] = {}
+_spare: dict[int, list[int]] = {}
+_spare_bytes = 0
 
 
 class GuardError(RuntimeError):
@@ -65,22 +76,31 @@ class Block:
         return None
 
 
-def allocate(size: int, address: int | None = None) -> tuple[Block, ctypes.Array]:
+def allocate(size: int, address: int | None = None, poisoned: bool = True) -> tuple[Block, ctypes.Array]:
     """Make poisoned memory of `size` bytes, with a buffer over it; it is freed when nobody holds the buffer any more.
 
     address: where it must lie, as an earlier process had it. Raises MemoryError when that, or anything, cannot be had.
+    poisoned: false where the caller writes every byte.
     """
     global _next_map
     start = _next_map if address is None else address - GUARD
-    mapped = -(-(size + 2 * GUARD) // PAGE) * PAGE
-    if _libc.mmap(start, mapped, _READ_WRITE, _MAP_FLAGS, -1, 0) != start:
+    pages = -(-(size + 2 * GUARD) // PAGE)
+    if address is None:  # of a few lengths, so that much of what was freed is as long as something later
+        step = 1 << max(0, pages.bit_length() - _LENGTH_BITS)
+        pages = -(-pages // step) * step
+    else:
+        _free_spare()  # some may lie there
+    mapped = pages * PAGE
+    moved = start == _next_map >= _RANGE and _moved(mapped, start)
+    if not moved and _libc.mmap(start, mapped, _READ_WRITE, _MAP_FLAGS, -1, 0) != start:
         reason = os.strerror(ctypes.get_errno())
         raise MemoryError(f"{size} bytes of emulated memory at {start + GUARD:#x} cannot be had: {reason}")
     _next_map = max(_next_map, start + mapped + PAGE)
     block = Block(start + GUARD, size, next(_numbers))
     ctypes.memmove(start, _CANARY, GUARD)
     ctypes.memmove(block.address + size, _CANARY, GUARD)
-    ctypes.memset(block.address, POISON, size)
+    if poisoned:
+        ctypes.memset(block.address, POISON, size)
     buffer = (ctypes.c_ubyte * size).from_address(block.address)
     _live[block.address] = block
     weakref.finalize(buffer, _free, block, start, mapped).atexit = False
@@ -103,8 +123,30 @@ def addresses_from(first: int) -> Iterator[None]:
 
 
 def _free(block: Block, start: int, mapped: int) -> None:
+    global _spare_bytes
     del _live[block.address]
-    _libc.munmap(start, mapped)
+    _spare.setdefault(mapped, []).append(start)
+    _spare_bytes += mapped
+    if _spare_bytes > SPARE_BYTES:
+        _free_spare()
+
+
+def _free_spare() -> None:
+    global _spare, _spare_bytes
+    freed, _spare, _spare_bytes = _spare, {}, 0
+    for length, starts in freed.items():
+        for start in starts:
+            _libc.munmap(start, length)
+
+
+def _moved(mapped: int, start: int) -> bool:
+    """Move spare memory of so many bytes to an address behind all that was allocated; return whether there was some."""
+    global _spare_bytes
+    if not (spare := _spare.get(mapped)):
+        return False
+    kept = spare.pop()
+    _spare_bytes -= mapped
+    return _libc.mremap(kept, mapped, mapped, _MOVE_FLAGS, start) == start
 
 
 def block_at(address: int) -> Block | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -94,7 +95,7 @@ def to_device(tensor: torch.Tensor) -> EmulatedTensor:
     strides = tensor.stride()
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True)):
         strides = torch.empty(tensor.shape, device="meta").stride()
-    made = _allocated(tensor.shape, strides, tensor.dtype)
+    made = _allocated(tensor.shape, strides, tensor.dtype, written=True)
     plain(made).copy_(tensor)
     return made
 
@@ -142,9 +143,11 @@ def unwritten(tensor: torch.Tensor) -> int:
     return int((content.view(_INTEGERS[content.dtype.itemsize]) == _POISON).count_nonzero())
 
 
-def _allocated(shape, strides, dtype: torch.dtype) -> EmulatedTensor:
+def _allocated(shape, strides, dtype: torch.dtype, written: bool = False) -> EmulatedTensor:
+    """Memory for a tensor. written: the caller writes all elements, which need not be all of the memory."""
     span = 0 if 0 in shape else sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1
-    _, buffer = memory.allocate(max(1, span) * dtype.itemsize)
+    whole = written and span == math.prod(shape) > 0
+    _, buffer = memory.allocate(max(1, span) * dtype.itemsize, poisoned=not whole)
     content = torch.frombuffer(buffer, dtype=torch.uint8)
     return content.view(dtype).as_strided(shape, strides).as_subclass(EmulatedTensor)
 
