@@ -4,6 +4,7 @@ returns."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ LINES = "--generate-line-info"
 """The compiler option that gives findings the lines of the sources."""
 
 
+@functools.lru_cache(maxsize=16)
 def export(compiled: Any) -> tuple[Path, str]:
     """Return the library linked for emulation, and the PTX text. Raises ValueError when it was compiled without
     `OPTIONS`."""
