@@ -263,6 +263,7 @@ def emulated(
     emulation = Emulation(arch, options, rewrite, record_to, compiled)
     processors = processors or emulation.gpu.processors
     replaced = doubles.torch_cuda(arch, emulation.gpu, processors) + doubles.tsmla_search(arch, emulation.kernel)
+    replaced += doubles.references()
     with contextlib.ExitStack() as stack:
         for target, name, replacement in replaced:
             stack.enter_context(mock.patch.object(target, name, replacement))

@@ -11,9 +11,10 @@ import torch
 from tsmla.identity.arch import Arch
 from tsmla.loading import gpu, resolve
 from tsmla.operators import checks, chosen_keys
+from tsmla.problems import chosen, decode, prefill
 
 from .capture import Gpu
-from .tensor import DEVICE
+from .tensor import DEVICE, in_plain_tensors
 
 Replacement = tuple[Any, str, Any]
 """An attribute to replace: the object, the attribute's name, what to put there."""
@@ -49,6 +50,12 @@ def tsmla_search(name: str, kernel: Callable[[Any], Any]) -> list[Replacement]:
         (chosen_keys, "_every_key", {}),
         (gpu, "current_arch", lambda: (arch, f"emulated {arch} ({arch.gpus})")),
     ]
+
+
+def references() -> list[Replacement]:
+    """Return what makes references of tsmla's self-tests compute in ordinary tensors."""
+    names = [(module, name) for module in (chosen, decode, prefill) for name in ("attend", "judge")]
+    return [(module, name, in_plain_tensors(getattr(module, name))) for module, name in names]
 
 
 @contextlib.contextmanager
