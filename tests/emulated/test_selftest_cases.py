@@ -19,9 +19,11 @@ from tsmla.identity.variant import (
     ReadCacheVariant,
     WriteCacheVariant,
 )
+from tsmla.problems import cache as cache_problems
 from tsmla.problems.cases import PrefillCase, cases_of, kind_of
 from tsmla.tools.selftest.child import run_kernel
 from tsmla.tools.selftest.protocol import Job
+from tsmla_emulator.prove.check import check
 from tsmla_emulator.run.emulate import emulated as emulation
 from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
@@ -79,3 +81,15 @@ def test_queries_of_lists_of_scaled_rows_are_quantised_already(compiled_kernels)
     with emulation(variant.arch, compiled=compiled_kernels):
         outcome = run_kernel(variant, Job([], full=False, repeats=1, steps=("emulated",), emulated=variant.arch), print)
     assert outcome.problem == "" and outcome.served == "emulated"
+
+
+@pytest.mark.parametrize("family", ["write_cache", "read_cache", "quantize_q"])
+def test_checks_leave_nothing_to_the_next_one(compiled_kernels, monkeypatch, family):
+    """Inputs of another check were drawn from its seed, and lie in memory that its calls were recorded with."""
+    variant, drawn = KERNELS[family][0], []
+    surrounded = cache_problems.surrounded
+    monkeypatch.setattr(cache_problems, "surrounded", lambda *asked: drawn.append(asked) or surrounded(*asked))
+    for _ in range(2):
+        assert check(variant, compiled=compiled_kernels).error is None
+    first, second = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]
+    assert first == second and first

@@ -46,7 +46,7 @@ TENSOR_MODULES = {
 }
 """Modules of tsmla that handle tensors and so import torch, besides whole rooms of them."""
 TENSOR_ROOMS = ("compat.", "operators.", "problems.")
-LIGHT = {"operators.prepare", "problems.cases"}
+LIGHT = {"operators.prepare", "problems.cases", "problems.kept"}
 """Modules of these rooms that do not."""
 PLUG_INS = {
     f"integrations.vllm.{name}"

@@ -33,6 +33,7 @@ from tsmla.identity.variant import (
 )
 from tsmla.operators.checks import TORCH_DTYPE_OF
 from tsmla.problems import cache as cache_problems
+from tsmla.problems import kept
 from tsmla.problems import key_mask as key_mask_problems
 from tsmla.problems import pack as pack_problems
 from tsmla.problems import query as query_problems
@@ -272,10 +273,10 @@ def _cases(tests: Any, variant: Variant, at_bounds: bool) -> list[tuple[str, str
     tests: the module of the selftest that runs such variants.
     """
     cases = [case for case in cases_of(variant.family, full=at_bounds) if case.short or _rows(case) <= CASE_ROWS]
-    found = [tests.check(variant, case, tests.run(variant, case, Memory(), pdl=True)) for case in cases]
-    for kept in vars(tests).values():  # inputs lie in memory that records of these calls want, too
-        if hasattr(kept, "cache_clear"):
-            kept.cache_clear()
+    try:
+        found = [tests.check(variant, case, tests.run(variant, case, Memory(), pdl=True)) for case in cases]
+    finally:
+        kept.forget()  # what was drawn for these calls lies in memory that only they have
     return [(f"{x.error:.0f} elements differ from torch", "; ".join(x.problems) or None) for x in found]
 
 

@@ -3,7 +3,6 @@ give."""
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -14,15 +13,13 @@ from ..identity.variant import Dtype, ReadCacheVariant, WriteCacheVariant
 from ..operators.checks import TORCH_DTYPE_OF
 from ..operators.read_cache import mla_read_cache
 from ..operators.write_cache import mla_write_cache
-from .cases import CacheCase, QueryCase, cases_of
+from .cases import CacheCase, QueryCase
+from .kept import kept
 from .memory import Memory, bits, surrounded
 from .reference import Judged, compared
 
 _GAP = 32
 """Elements between the rows of strided tensors: a multiple of 16 bytes in every dtype."""
-_KEPT = max(len(cases_of(family, full=True)) for family in ("write_cache", "read_cache", "quantize_q"))
-"""How many inputs are kept for other variants: fewer than there are cases would be dropped before they are asked
-for."""
 _E4M3 = torch.float8_e4m3fn
 _ROWS = "kv_c", "k_pe"
 """Tensors of rows outside of the cache, one for each piece."""
@@ -68,7 +65,7 @@ def _scale(case: CacheCase, row: RowFormat) -> float:
     return case.scale if row.pieces[0].dtype is Dtype.E4M3 and row.scales is None else 1.0
 
 
-@functools.lru_cache(_KEPT)
+@kept("write_cache", "read_cache", "quantize_q")
 def _slots(case: CacheCase) -> torch.Tensor:
     """Return a slot for each token, all different. Every seventh has none, or one that the cache does not have."""
     count = case.pages * case.page
@@ -78,7 +75,7 @@ def _slots(case: CacheCase) -> torch.Tensor:
     return slots.to("cuda")
 
 
-@functools.lru_cache(_KEPT)
+@kept("write_cache", "read_cache", "quantize_q")
 def _tables(case: CacheCase) -> _Tensors:
     """Return page tables, ends and starts of the requests.
 
@@ -114,7 +111,7 @@ def _places(case: CacheCase) -> torch.Tensor:
     return torch.tensor(places, device="cuda")
 
 
-@functools.lru_cache(_KEPT)
+@kept("write_cache", "read_cache", "quantize_q")
 def keys(case: CacheCase | QueryCase, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Return kv_c and k_pe, or rows of a query.
 
@@ -202,7 +199,7 @@ def _put(case: CacheCase, row: RowFormat, dtype: torch.dtype, cache: _Tensors) -
     return pieces
 
 
-@functools.lru_cache(_KEPT)
+@kept("write_cache", "read_cache", "quantize_q")
 def _filled(case: CacheCase, variant: ReadCacheVariant) -> _Tensors:
     """Return a cache to read from. Rows that no token was put into hold NaN."""
     cache = _cache(case, variant.row, Memory())
@@ -210,7 +207,7 @@ def _filled(case: CacheCase, variant: ReadCacheVariant) -> _Tensors:
     return cache
 
 
-@functools.lru_cache(_KEPT)
+@kept("write_cache", "read_cache", "quantize_q")
 def _expected(case: CacheCase, variant: WriteCacheVariant | ReadCacheVariant) -> _Tensors:
     row, dtype = variant.row, TORCH_DTYPE_OF[variant.dtype]
     if isinstance(variant, WriteCacheVariant):

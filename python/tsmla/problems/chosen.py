@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -14,16 +13,13 @@ from ..identity.variant import DecodeVariant, Dtype
 from ..operators.checks import TORCH_DTYPE_OF
 from ..operators.decode import tsmla_decode
 from ..operators.workspace import decode_workspace_size
-from .cases import ChosenCase, cases_of
+from .cases import ChosenCase
 from .decode import FEW_ROWS, LSE, ROW, SCALE, WEIGHT_SCALE, as_given, products_of, query_as_given
+from .kept import kept
 from .lists import named_slots, random_lists, union_of
 from .memory import Memory, surrounded
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 from .rows import Stored, numbers_in, random_numbers, stored_as
-
-_KEPT = len(cases_of("chosen", full=True))
-"""How many problems are kept for other variants: fewer than there are cases would be dropped before they are
-asked for."""
 
 
 class _Problem(NamedTuple):
@@ -70,7 +66,7 @@ def check(variant: DecodeVariant, case: ChosenCase, results: dict[str, torch.Ten
     return judge(Attended(out, lse), exact, plain, tolerance, factor=case.output_scale)
 
 
-@functools.lru_cache(_KEPT)
+@kept("chosen")
 def _problem(case: ChosenCase, dtype: Dtype, row: RowFormat) -> _Problem:
     """Make the inputs of a case. row: of the cache."""
     torch_dtype, width = torch.bfloat16 if row.scales else TORCH_DTYPE_OF[dtype], row.columns
@@ -112,7 +108,7 @@ def _in_two(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
 
 
-@functools.lru_cache(_KEPT)
+@kept("chosen")
 def _expected(case: ChosenCase, dtype: Dtype, row: RowFormat) -> tuple[Attended, Attended]:
     """Return what a case must give, [tokens, heads, ..], in float64 and in plain torch; LSE base 2."""
     given = _problem(case, dtype, row)

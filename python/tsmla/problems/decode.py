@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from typing import NamedTuple
@@ -15,7 +14,8 @@ from ..identity.variant import DecodeVariant, Dtype
 from ..operators.checks import TORCH_DTYPE_OF
 from ..operators.decode import tsmla_decode
 from ..operators.workspace import decode_workspace_size
-from .cases import DecodeCase, cases_of
+from .cases import DecodeCase
+from .kept import kept
 from .memory import Memory, is_poison, surrounded
 from .pages import page_tables, put_keys
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
@@ -32,9 +32,6 @@ WEIGHT_SCALE = 256.0
 LSE = (2e-5, 3e-6)
 FEW_ROWS = 16
 """Most query rows (query tokens x heads) of a request that Hopper's kernel for few rows takes."""
-_KEPT = len(cases_of("decode", full=True))
-"""How many problems are kept for other variants: fewer than there are cases would be dropped before they are
-asked for."""
 
 
 class _Problem(NamedTuple):
@@ -126,7 +123,7 @@ def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Ten
     return judged
 
 
-@functools.lru_cache(_KEPT)
+@kept("decode")
 def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
     """Make the inputs of a case. row: of the cache."""
     torch_dtype = torch.bfloat16 if row.scales else TORCH_DTYPE_OF[dtype]
@@ -214,7 +211,7 @@ def _own(case: DecodeCase, length: int) -> torch.Tensor:
     return torch.arange(length) // case.interleave % case.ranks == case.ranks - 1
 
 
-@functools.lru_cache(_KEPT)
+@kept("decode")
 def _expected(case: DecodeCase, dtype: Dtype, row: RowFormat) -> tuple[Attended, Attended]:
     """Return what a case must give, [tokens, heads, ..], in float64 and in plain torch; LSE base 2."""
     given = _problem(case, dtype, row)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from ..identity.variant import KeyMaskVariant
 from ..operators.key_mask import tsmla_key_mask
-from .cases import MaskCase, cases_of
+from .cases import MaskCase
+from .kept import kept
 from .lists import NOWHERE, named_slots, random_lists
 from .memory import Memory, surrounded
 from .prefill import mask_words
 from .reference import Judged, compared
 
-_KEPT = len(cases_of("key_mask", full=True))
 _GAP = 3
 """Elements between the rows of strided lists and words."""
 _BITS = 32
@@ -40,7 +38,7 @@ def check(variant: KeyMaskVariant, case: MaskCase, results: dict[str, torch.Tens
     return compared(results, {"mask": _problem(case)[1]})
 
 
-@functools.lru_cache(_KEPT)
+@kept("key_mask")
 def _problem(case: MaskCase) -> tuple[torch.Tensor, torch.Tensor]:
     """Make a case's lists, and the words that they must become."""
     indices = random_lists(case.tokens, case.top_k, (case.keys, 1), outside=case.outside, distinct=case.distinct)

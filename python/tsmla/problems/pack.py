@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
@@ -10,15 +9,13 @@ import torch
 from ..identity.variant import PackVariant
 from ..operators.checks import TORCH_DTYPE_OF
 from ..operators.pack import mla_kv_pack_quantize_fp8
-from .cases import PackCase, cases_of
+from .cases import PackCase
+from .kept import kept
 from .memory import Memory, bits, surrounded
 from .reference import Judged, compared
 
 _GAP = 16
 """Elements between the rows of strided outputs."""
-_KEPT = len(cases_of("pack", full=True))
-"""How many inputs are kept for other variants: fewer than there are cases would be dropped before they are asked
-for."""
 
 
 def run(variant: PackVariant, case: PackCase, memory: Memory, pdl: bool) -> dict[str, torch.Tensor]:
@@ -40,7 +37,7 @@ def check(variant: PackVariant, case: PackCase, results: dict[str, torch.Tensor]
     return compared(results, _expected(case, variant))
 
 
-@functools.lru_cache(_KEPT)
+@kept("pack")
 def _inputs(case: PackCase, variant: PackVariant) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Make k_nope, k_pe and v.
 
@@ -65,7 +62,7 @@ def _inputs(case: PackCase, variant: PackVariant) -> tuple[torch.Tensor, torch.T
     return made(case.heads, d_nope), made(1, d_rope)[:, 0], made(case.heads, d_v)
 
 
-@functools.lru_cache(_KEPT)
+@kept("pack")
 def _expected(case: PackCase, variant: PackVariant) -> dict[str, torch.Tensor]:
     k_nope, k_pe, v = _inputs(case, variant)
     shared = k_pe.reshape(case.tokens, 1, variant.d_rope).expand(-1, case.heads, -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from typing import NamedTuple
@@ -14,7 +13,8 @@ from ..identity.support import NOPE_DIMS
 from ..identity.variant import Dtype, PrefillVariant
 from ..operators.checks import TORCH_DTYPE_OF
 from ..operators.prefill import tsmla_prefill
-from .cases import MaskedCase, PrefillCase, cases_of
+from .cases import MaskedCase, PrefillCase
+from .kept import kept
 from .memory import Memory, is_poison, surrounded
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 from .sums import narrow_products
@@ -28,9 +28,6 @@ _BLOCK = 64
 _GAP = 16
 """Elements between the rows of a strided query or output."""
 _LSE = (1e-5, 2e-6)
-_KEPT = max(len(cases_of(kind, full=True)) for kind in ("prefill", "masked"))
-"""How many problems are kept for other variants: fewer than there are cases would be dropped before they are
-asked for."""
 
 
 _LEAST_VALUE = 0.5
@@ -134,7 +131,7 @@ def _causal(variant: PrefillVariant, case: PrefillCase) -> bool:
     return case.causal if isinstance(case, MaskedCase) else variant.causal
 
 
-@functools.lru_cache(_KEPT)
+@kept("prefill", "masked")
 def _seen(case: MaskedCase) -> torch.Tensor:
     """Return which keys each query sees by the case's mask, [tokens, keys of the longest sequence]."""
     tokens, keys = sum(case.lengths_q), max(case.lengths_kv)
@@ -143,7 +140,7 @@ def _seen(case: MaskedCase) -> torch.Tensor:
     return seen if case.seen == 1.0 else seen & (blocks < 0.5)
 
 
-@functools.lru_cache(_KEPT)
+@kept("prefill", "masked")
 def _words(case: MaskedCase) -> torch.Tensor:
     """Return the mask's words. Bits that stand for no key of a query's are set."""
     seen = _seen(case)
@@ -164,7 +161,7 @@ def _rows(lengths: tuple[int, ...]) -> list[slice]:
     return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
-@functools.lru_cache(_KEPT)
+@kept("prefill", "masked")
 def _problem(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int) -> _Problem:
     heads_q, heads_kv = case.heads
     tokens_q, tokens_kv = sum(case.lengths_q), sum(case.lengths_kv)
@@ -197,7 +194,7 @@ def _shared_rope(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return nope, rope[:, 0]
 
 
-@functools.lru_cache(_KEPT)
+@kept("prefill", "masked")
 def _earlier(case: PrefillCase, out_dtype: Dtype, d_v: int) -> Attended:
     """Return what an earlier call may have left. Some rows, which see keys now, have no earlier result: an LSE of -inf
     beside NaN."""
@@ -233,7 +230,7 @@ def _ends(lengths: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor([*ends, *ends[-1:] * _PADDED_ENTRIES], dtype=torch.int32, device="cuda")
 
 
-@functools.lru_cache(_KEPT)
+@kept("prefill", "masked")
 def _expected(
     case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool, weights: torch.dtype
 ) -> tuple[Attended, Attended]:

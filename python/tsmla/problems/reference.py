@@ -6,12 +6,12 @@ makes everyone round. It may be twice as far from the former as the latter is, p
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
 import torch
 
+from .kept import kept
 from .memory import bits
 
 LARGEST_ERROR = 1e6
@@ -98,7 +98,7 @@ def attend(
     return Attended((weights.to(exact) @ v.to(exact)).double(), lse)
 
 
-@functools.lru_cache
+@kept("prefill", "masked", "decode", "chosen")
 def sinks_of(heads: int) -> torch.Tensor:
     """Make sinks [heads] float32: some leave nearly everything, some nearly nothing, and some do nothing."""
     return torch.tensor([_SINKS[head % len(_SINKS)] for head in range(heads)], device="cuda")
