@@ -13,8 +13,11 @@ TMEM_COLUMNS = 512
 """32-bit columns of tensor memory, 128 lanes each, of one sm_100a or sm_103a SM."""
 VECTOR_BYTES = 16
 """Bytes that a lane copies at a time: the most that one instruction does."""
-TILE_ALIGNMENT = 1024
-"""The 128-byte swizzle pattern repeats every 1024 bytes, so each tile starts on such a boundary."""
+VECTOR_WORDS = VECTOR_BYTES // 4
+SWIZZLE_BYTES = 128
+"""Bytes of a row of the widest swizzle pattern, within which its vectors are swizzled."""
+TILE_ALIGNMENT = 8 * SWIZZLE_BYTES
+"""The widest swizzle pattern has eight rows, and each tile starts where one does."""
 
 
 def registers_at_launch(threads: int) -> int:
@@ -25,4 +28,4 @@ def registers_at_launch(threads: int) -> int:
 
 def swizzle_bytes(row_bytes: int) -> int:
     """Over how many bytes the rows of a K-major tile are swizzled: the largest span that divides them."""
-    return next(span for span in (128, 64, 32) if row_bytes % span == 0)
+    return next(span for span in (SWIZZLE_BYTES, 64, 32) if row_bytes % span == 0)

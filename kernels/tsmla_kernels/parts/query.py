@@ -19,7 +19,7 @@ from cutlass.cutlass_dsl import Numeric
 from tsmla.identity.dtype import bytes_of
 from tsmla.identity.row_format import RowFormat
 
-from ..limits import VECTOR_BYTES
+from ..limits import VECTOR_BYTES, VECTOR_WORDS
 from .alignment import aligned
 from .division import Divisor, quotient
 from .precision import numeric
@@ -272,4 +272,4 @@ def copy_rows(
 
 @cute.jit
 def _vector(words: cute.Pointer) -> cute.Tensor:
-    return cute.make_tensor(aligned(words, VECTOR_BYTES), VECTOR_BYTES // 4)
+    return cute.make_tensor(aligned(words, VECTOR_BYTES), VECTOR_WORDS)

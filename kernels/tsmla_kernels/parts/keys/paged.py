@@ -14,7 +14,7 @@ from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 from tsmla.identity.dtype import bytes_of
 
-from ...limits import VECTOR_BYTES
+from ...limits import VECTOR_BYTES, VECTOR_WORDS
 from ..alignment import aligned
 from .source import BOX_KEYS, KeySource, Lookup, Wanted, exists
 
@@ -129,14 +129,14 @@ def copy_box_keys(
         vector = index * 32 + cute.arch.lane_idx()
         row = vector // row_vectors
         byte = vector % row_vectors * VECTOR_BYTES
-        words = cute.make_rmem_tensor(VECTOR_BYTES // 4, Int32)
+        words = cute.make_rmem_tensor(VECTOR_WORDS, Int32)
         words.fill(0)
         if keys >> row & 1 != 0:
             dim = first_dim + byte // element_bytes
             found = cute.domain_offset((box.page, box.group * GROUP + row, dim), cache).iterator
             found = cute.recast_ptr(aligned(found, VECTOR_BYTES), dtype=Int32)
-            cute.autovec_copy(cute.make_tensor(found, VECTOR_BYTES // 4), words)
+            cute.autovec_copy(cute.make_tensor(found, VECTOR_WORDS), words)
         atom = row // GROUP * (row_vectors // 8) + byte // 128
         line = row % GROUP
         word = (atom * 1024 + line * 128 + ((byte % 128) ^ (line * VECTOR_BYTES))) // 4
-        cute.autovec_copy(words, cute.make_tensor(aligned(target + word, VECTOR_BYTES), VECTOR_BYTES // 4))
+        cute.autovec_copy(words, cute.make_tensor(aligned(target + word, VECTOR_BYTES), VECTOR_WORDS))

@@ -15,14 +15,13 @@ from tsmla.identity.plan import DEALS, FEW_ROWS_DEALS, FEW_WIDE_ROWS_DEALS, wide
 from tsmla.identity.row_format import RowFormat, multiplied_row
 from tsmla.identity.variant import DecodeVariant
 
-from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
+from ...limits import SHARED_BYTES_PER_CTA, SWIZZLE_BYTES, TILE_ALIGNMENT, TMEM_COLUMNS
 from ...parts.keys.source import BOX_KEYS, LANE_BOXES
 from ...parts.precision import PartialRows
 from ...parts.query import QueryTileLayout
 
-SWIZZLE = 128
-"""Bytes of one swizzled row; operands are kept in chunks of this many bytes by 8 rows."""
-ATOM = 8 * SWIZZLE
+ATOM = TILE_ALIGNMENT
+"""Bytes of one swizzle pattern: operands are kept in chunks of SWIZZLE_BYTES by 8 rows."""
 CTA_ROWS = 64
 """Query rows of a CTA."""
 S_SLOTS = 2
@@ -105,7 +104,7 @@ class DecodeGeometry:
             assert rope == self.row.piece("rope") and rope.columns == self.chunk and self.element_bytes == 2, self
             assert self.stored.scales and self.stored.scales.columns % self.chunk == 0, self
         assert self.row.value_columns % self.chunk == 0 and self.row_chunks * self.chunk >= self.row.value_columns, self
-        assert self.tail_bytes in (0, SWIZZLE // 2, SWIZZLE), self
+        assert self.tail_bytes in (0, SWIZZLE_BYTES // 2, SWIZZLE_BYTES), self
         assert self.deal.row_tile == self.ctas * CTA_ROWS, self
         assert self.row_chunks % self.k_cuts == 0 and (self.k_cuts == 1 or self.tail == 0), self
         assert self.k_slots % self.k_slots_per_tile == 0 and self.k_keys % BOX_KEYS == 0, self
@@ -144,7 +143,7 @@ class DecodeGeometry:
     @property
     def chunk(self) -> int:
         """Elements of one chunk."""
-        return SWIZZLE // self.element_bytes
+        return SWIZZLE_BYTES // self.element_bytes
 
     @property
     def row_chunks(self) -> int:
@@ -162,11 +161,11 @@ class DecodeGeometry:
 
     @property
     def q_wide_bytes(self) -> int:
-        return CTA_ROWS * self.row_chunks * SWIZZLE
+        return CTA_ROWS * self.row_chunks * SWIZZLE_BYTES
 
     @property
     def query_tile(self) -> QueryTileLayout:
-        return QueryTileLayout(self.row, CTA_ROWS, SWIZZLE)
+        return QueryTileLayout(self.row, CTA_ROWS, SWIZZLE_BYTES)
 
     @property
     def q_bytes(self) -> int:
@@ -196,7 +195,7 @@ class DecodeGeometry:
     @property
     def k_wide_bytes(self) -> int:
         """Bytes of one K slot without its tail part; the slots' tail parts lie behind all of these."""
-        return self.k_keys * self.k_chunks * SWIZZLE
+        return self.k_keys * self.k_chunks * SWIZZLE_BYTES
 
     @property
     def k_tail_bytes(self) -> int:
@@ -229,7 +228,7 @@ class DecodeGeometry:
     @property
     def v_bytes(self) -> int:
         """Bytes of one V slot."""
-        return self.v_keys * self.v_chunks * SWIZZLE
+        return self.v_keys * self.v_chunks * SWIZZLE_BYTES
 
     @property
     def p_slots(self) -> int:
@@ -238,7 +237,7 @@ class DecodeGeometry:
     @property
     def p_row_bytes(self) -> int:
         """Bytes of one swizzled row of P: the tile's keys, or a chunk of them."""
-        return min(SWIZZLE, self.tile_kv * self.element_bytes)
+        return min(SWIZZLE_BYTES, self.tile_kv * self.element_bytes)
 
     @property
     def p_bytes(self) -> int:

@@ -10,10 +10,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 
 from ...decode.segments import Segment
+from ...limits import SWIZZLE_BYTES
 from ...parts.blackwell import tmem, umma
 from ...parts.precision import Probabilities
 from .assignment import Assignment, Done, for_each_segment
-from .geometry import ATOM, CTA_ROWS, SWIZZLE, DecodeGeometry
+from .geometry import ATOM, CTA_ROWS, DecodeGeometry
 from .storage import Shared
 
 OUTPUT_HALVES = 2
@@ -33,12 +34,12 @@ class Products:
         self.scores = umma.instruction(latent, latent, rows, geometry.tile_kv, False)
         self.tail_scores = umma.instruction(last, last, rows, geometry.tile_kv, False)
         self.values = umma.instruction(*probabilities.operands, rows, geometry.row.value_columns // OUTPUT_HALVES, True)
-        self.q = umma.operand(SWIZZLE)
-        self.k = umma.operand(SWIZZLE, geometry.k_chunks * ATOM)
+        self.q = umma.operand(SWIZZLE_BYTES)
+        self.k = umma.operand(SWIZZLE_BYTES, geometry.k_chunks * ATOM)
         self.tail = umma.operand(geometry.tail_bytes) if geometry.tail else 0
         self.p = umma.operand(geometry.p_row_bytes)
         chunks = geometry.v_chunks if geometry.is_pair else geometry.k_chunks
-        self.v = umma.operand(SWIZZLE, chunks * ATOM, ATOM)
+        self.v = umma.operand(SWIZZLE_BYTES, chunks * ATOM, ATOM)
         self.v_group_bytes = chunks * ATOM
         self.v_half_bytes = geometry.block_dims // geometry.chunk * ATOM
         self.v_slots = geometry.v_slots_per_tile if geometry.is_pair else geometry.k_slots_per_tile
@@ -113,8 +114,8 @@ def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
             k = umma.at(products.k, shared.operands.k + slot * geometry.k_wide_bytes)
             for chunk in cutlass.range_constexpr(geometry.k_chunks):
                 row_chunk = index * geometry.k_chunks + chunk
-                for step in cutlass.range_constexpr(0, SWIZZLE, umma.K_BYTES):
-                    q_bytes, k_bytes = row_chunk * CTA_ROWS * SWIZZLE + step, chunk * ATOM + step
+                for step in cutlass.range_constexpr(0, SWIZZLE_BYTES, umma.K_BYTES):
+                    q_bytes, k_bytes = row_chunk * CTA_ROWS * SWIZZLE_BYTES + step, chunk * ATOM + step
                     products.issue(target, q, k, q_bytes, k_bytes, products.scores, row_chunk + step > 0)
             if const_expr(geometry.tail > 0):
                 q = umma.at(products.tail, shared.operands.q + geometry.q_wide_bytes)

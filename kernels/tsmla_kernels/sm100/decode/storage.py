@@ -7,11 +7,12 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...limits import SWIZZLE_BYTES
 from ...parts.keys import paged
 from ...parts.keys.source import BOX_KEYS
 from ...parts.pipeline import Barriers, ClusterEdge, Edge, LaneCopiesEdge
 from ...parts.precision import numeric
-from .geometry import EXCHANGE_OFFSET, LARGE_KEYS, SWIZZLE, THERE_OFFSET, DecodeGeometry
+from .geometry import EXCHANGE_OFFSET, LARGE_KEYS, THERE_OFFSET, DecodeGeometry
 
 
 class Layouts(NamedTuple):
@@ -89,9 +90,9 @@ def layouts_of(geometry: DecodeGeometry) -> Layouts:
     def layouts(keys):
         groups = keys // paged.GROUP
         return (
-            paged.box_layout(SWIZZLE, geometry.chunk, geometry.k_chunks, groups),
+            paged.box_layout(SWIZZLE_BYTES, geometry.chunk, geometry.k_chunks, groups),
             paged.box_layout(geometry.tail_bytes, geometry.tail, 1, groups) if tail else None,
-            paged.box_layout(SWIZZLE, geometry.chunk, geometry.v_chunks, groups),
+            paged.box_layout(SWIZZLE_BYTES, geometry.chunk, geometry.v_chunks, groups),
         )
 
     return Layouts(*layouts(BOX_KEYS), *layouts(LARGE_KEYS))
@@ -103,7 +104,7 @@ def shared_of(geometry: DecodeGeometry, base: cute.Pointer, barriers: Barriers, 
     layouts = layouts_of(geometry)
     latent, last = (numeric(geometry.row.pieces[i].dtype) for i in (0, -1))
 
-    def tile(offset, layout, dtype=latent, swizzle=SWIZZLE):
+    def tile(offset, layout, dtype=latent, swizzle=SWIZZLE_BYTES):
         place = cute.recast_ptr(base + offset, cute.make_swizzle(swizzle.bit_length() - 5, 4, 3), dtype)
         return cute.make_tensor(place, layout.outer)
 

@@ -22,7 +22,7 @@ from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Vector, const
 from tsmla.identity.row_format import SCALE_BYTES
 
 from ....decode.segments import Segment
-from ....limits import VECTOR_BYTES
+from ....limits import SWIZZLE_BYTES, VECTOR_BYTES, VECTOR_WORDS
 from ....parts.alignment import aligned
 from ....parts.keys.listed import ListedKeys, entry_of, place_of, slot_of
 from ....parts.keys.paged import GROUP
@@ -30,12 +30,11 @@ from ....parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, exists, 
 from ....parts.keys.visible import Viewers, VisibleKeys, seen_bits, seen_by_both
 from ....parts.ptx import load_if
 from ..assignment import Assignment, Done, for_each_segment, rank_of
-from ..geometry import ATOM, CONVERT_WARPS, SWIZZLE, DecodeGeometry
+from ..geometry import ATOM, CONVERT_WARPS, DecodeGeometry
 from ..storage import Shared
 
 AHEAD = 2
 """Slots that are on their way to registers."""
-VECTOR_WORDS = VECTOR_BYTES // 4
 ROW_LANES = 32 // GROUP
 """Lanes that share a key."""
 ROPE_VECTORS = 2
@@ -301,7 +300,7 @@ def _fill(
     count, share = tile * per_tile + plan.index, lane.warp % plan.sharing
     turned = lane.key * VECTOR_BYTES
     edge.wait_empty(count)
-    start = edge.stage(count) * slot_bytes + lane.key * SWIZZLE + lane.warp // plan.sharing * plan.group_bytes
+    start = edge.stage(count) * slot_bytes + lane.key * SWIZZLE_BYTES + lane.warp // plan.sharing * plan.group_bytes
     low = start + share * (plan.own_chunks * ATOM) + ((lane.part * (2 * VECTOR_BYTES)) ^ turned)
     high = low ^ VECTOR_BYTES
     vectors = [words[index : index + VECTOR_WORDS] for index in range(0, plan.vectors * VECTOR_WORDS, VECTOR_WORDS)]
@@ -320,7 +319,7 @@ def _fill(
 def _rope_byte(lane: Lane, vector: Int32) -> Int32:
     """Offset of a lane's vector in the rope piece. Lanes that share a key have a vector of either half; keys side by
     side take theirs in the other order, so that lanes that store together reach all banks."""
-    return ((lane.key + vector) & 1) * (SWIZZLE // 2)
+    return ((lane.key + vector) & 1) * (SWIZZLE_BYTES // 2)
 
 
 def _multiplied(words: list, scale: Int32) -> list[Int32]:

@@ -12,9 +12,10 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from ....decode.segments import Segment
+from ....limits import SWIZZLE_BYTES
 from ....parts.keys.listed import Lines, for_each_tile, gather, lane_keys, place_of, tell_there
 from ..assignment import Assignment, Done, for_each_segment, rank_of
-from ..geometry import SWIZZLE, DecodeGeometry
+from ..geometry import DecodeGeometry
 from ..storage import Shared
 
 
@@ -42,7 +43,7 @@ def gather_keys(
                 stage = shared.edges.k.stage(count)
                 target = shared.operands.k + stage * geometry.k_wide_bytes
                 latent, rope = _lines_of(geometry, cut)
-                gather(source.rows.start + cut * geometry.k_chunks * SWIZZLE, place, latent, target, own, share)
+                gather(source.rows.start + cut * geometry.k_chunks * SWIZZLE_BYTES, place, latent, target, own, share)
                 if const_expr(rope is not None):
                     behind = target + latent.offset(latent.lines)
                     gather(source.rope.start, place_of(source, source.rope, slot), rope, behind, own, share)
@@ -71,8 +72,8 @@ def gather_values(
     keys."""
     share = geometry.v_keys // warps
     own, source, slots = warp * share, assignment.source, geometry.v_slots_per_tile
-    lines = Lines(SWIZZLE, geometry.v_chunks)
-    start = source.rows.start + rank_of(geometry) * (geometry.v_chunks * SWIZZLE)
+    lines = Lines(SWIZZLE_BYTES, geometry.v_chunks)
+    start = source.rows.start + rank_of(geometry) * (geometry.v_chunks * SWIZZLE_BYTES)
     first = own + cute.arch.lane_idx()
 
     def gather_values_of(segment: Segment, done: Done) -> Done:
@@ -125,8 +126,8 @@ def _lines_of(geometry: DecodeGeometry, cut: int) -> tuple[Lines, Lines | None]:
     """The lines of a K slot that are of latent pieces, and those behind them, if any, that are of rope pieces."""
     chunks, latent = geometry.k_chunks, geometry.row.value_columns // geometry.chunk - cut * geometry.k_chunks
     if chunks <= latent:
-        return Lines(SWIZZLE, chunks), None
-    return Lines(SWIZZLE, latent, chunks), Lines(SWIZZLE, chunks - latent, chunks)
+        return Lines(SWIZZLE_BYTES, chunks), None
+    return Lines(SWIZZLE_BYTES, latent, chunks), Lines(SWIZZLE_BYTES, chunks - latent, chunks)
 
 
 def there_of(shared: Shared, geometry: DecodeGeometry, tile: Int32) -> cute.Tensor:

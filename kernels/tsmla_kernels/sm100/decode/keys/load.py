@@ -14,13 +14,14 @@ from cutlass import Boolean, Int32, const_expr
 from tsmla.identity.dtype import bytes_of
 
 from ....decode.segments import Segment
+from ....limits import SWIZZLE_BYTES
 from ....parts.division import Divisor
 from ....parts.keys import paged
 from ....parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
 from ....parts.keys.visible import Viewers, seen_bits, surely_seen
 from ....parts.query import NO_LINES, Map, Query, copy_rows, copy_tile
 from ..assignment import Assignment, Done, for_each_segment, is_leader, rank_of
-from ..geometry import ATOM, CTA_ROWS, LARGE_KEYS, SWIZZLE, DecodeGeometry
+from ..geometry import ATOM, CTA_ROWS, LARGE_KEYS, DecodeGeometry
 from ..storage import Shared, layouts_of
 
 ALL_KEYS = (1 << BOX_KEYS) - 1
@@ -327,7 +328,7 @@ def _tell_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], co
 
 
 def _box_bytes(chunks: int) -> int:
-    return BOX_KEYS * chunks * SWIZZLE
+    return BOX_KEYS * chunks * SWIZZLE_BYTES
 
 
 def _box_tiler(width: int, chunks: int, keys: int = BOX_KEYS) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from tsmla.identity.row_format import SCALE_BYTES
 
-from .....limits import WARPGROUP
+from .....limits import SWIZZLE_BYTES, VECTOR_BYTES, VECTOR_WORDS, WARPGROUP
 from .....parts.alignment import shared_vector, shared_word, wipe_vector
 from .....parts.division import Divisor
 from .....parts.keys.visible import Visibility, hides, seen_by_any, viewers_of
@@ -31,23 +31,19 @@ from ..storage import Shared
 from .stored import StoredStream
 from .stream import Keys
 
-VECTOR = 16
-"""Bytes that a lane reads or writes at a time."""
-LINE = 128
-"""Bytes of a row, stored or converted."""
 KEY_HALVES = 2
 """Halves of a strip's keys, converted one after the other."""
 HALF_KEYS = TILE_KV // KEY_HALVES
 LANES = 32 // GROUP_ROWS
 """Lanes that have a key: a warp has a group of rows of each half."""
-VECTORS = LINE // VECTOR // LANES
+VECTORS = SWIZZLE_BYTES // VECTOR_BYTES // LANES
 """Vectors that a lane reads of a key in a strip."""
 
 
 class Lane(NamedTuple):
     """Where a lane's stored and converted vectors lie, in bytes from their half of a strip on, and the scales of its
     key in the first half, from their strip on. A lane's further vectors are at its address exclusive or multiples of
-    VECTOR: addresses that are sums would all be kept in registers."""
+    VECTOR_BYTES: addresses that are sums would all be kept in registers."""
 
     stored: Int32
     made: Int32
@@ -91,7 +87,7 @@ def _convert_task(
     half_bytes = HALF_KEYS * geometry.d_strip * geometry.element_bytes
     lane = _lane(geometry, warp)
     scales = cute.make_rmem_tensor((geometry.converted_strips, KEY_HALVES), Float32)
-    words = cute.make_rmem_tensor((VECTOR // 4, VECTORS), Int32)
+    words = cute.make_rmem_tensor((VECTOR_WORDS, VECTORS), Int32)
     scales.fill(0.0)
     unseen = [Boolean(False)] * KEY_HALVES
     ahead = Boolean(False)
@@ -119,7 +115,7 @@ def _convert_task(
             _together(converter)  # all have read the scales, which lie where the first half will
         following = _strip_at(shared, geometry, converter, task, number + 1)
         for half in cutlass.range_constexpr(KEY_HALVES):
-            stored, there = current.first + (half + 1) * HALF_KEYS * LINE, Boolean(True)
+            stored, there = current.first + (half + 1) * HALF_KEYS * SWIZZLE_BYTES, Boolean(True)
             if const_expr(half + 1 == KEY_HALVES):
                 _together(converter)  # all have read the strip
                 there = (number + 1 < strips) & following.loaded.is_full(following.count)
@@ -162,11 +158,11 @@ def _lane(geometry: cutlass.Constexpr[DecodeGeometry], warp: Int32) -> Lane:
     line, quarter = lane // LANES, lane % LANES
     side = quarter // 2
     patterns = geometry.d_strip // PATTERN_COLUMNS
-    pattern = (warp * patterns + side) * (GROUP_ROWS * LINE)
+    pattern = (warp * patterns + side) * (GROUP_ROWS * SWIZZLE_BYTES)
     key = warp * GROUP_ROWS + line
     return Lane(
-        stored=geometry.stored_at + key * LINE + (quarter * VECTORS + side ^ line) * VECTOR,
-        made=pattern + line * LINE + (quarter % 2 * (2 * VECTORS) + side * 2 ^ line) * VECTOR,
+        stored=geometry.stored_at + key * SWIZZLE_BYTES + (quarter * VECTORS + side ^ line) * VECTOR_BYTES,
+        made=pattern + line * SWIZZLE_BYTES + (quarter % 2 * (2 * VECTORS) + side * 2 ^ line) * VECTOR_BYTES,
         scales=key * geometry.scales_bytes,
     )
 
@@ -184,7 +180,7 @@ def _read_scales(
 
 @cute.jit
 def _read(words: cute.Tensor, first: Int32, i: cutlass.Constexpr) -> None:
-    cute.autovec_copy(shared_vector(Int32, first ^ i * VECTOR), words[None, i])
+    cute.autovec_copy(shared_vector(Int32, first ^ i * VECTOR_BYTES), words[None, i])
 
 
 @cute.jit
@@ -194,14 +190,14 @@ def _write(
     """Multiply vector `i` of what was read by its scale, and write it."""
     stored, made = (numeric(format.piece("latent").dtype) for format in (geometry.stored, geometry.row))
     values = cute.recast_tensor(words, stored).load()
-    rounded = cute.make_rmem_tensor((VECTOR * 8 // made.width, made.width // stored.width), made)
+    rounded = cute.make_rmem_tensor((VECTOR_BYTES * 8 // made.width, made.width // stored.width), made)
     rounded.store(multiplied(values, scale, made).reshape(rounded.shape))
     for part in cutlass.range_constexpr(cute.size(rounded, mode=[1])):
         vector = i * cute.size(rounded, mode=[1]) + part
-        cute.autovec_copy(rounded[None, part], shared_vector(made, first ^ vector * VECTOR))
+        cute.autovec_copy(rounded[None, part], shared_vector(made, first ^ vector * VECTOR_BYTES))
 
 
 @cute.jit
 def _write_zeros(first: Int32) -> None:
     for vector in cutlass.range(2 * VECTORS, unroll=1):  # a loop: unrolled, the stores would stand in every strip's way
-        wipe_vector(shared_vector(Int32, first ^ vector * VECTOR))
+        wipe_vector(shared_vector(Int32, first ^ vector * VECTOR_BYTES))

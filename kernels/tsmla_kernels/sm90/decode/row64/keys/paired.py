@@ -20,7 +20,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Vector, const_expr
 from tsmla.identity.row_format import SCALE_BYTES
 
-from .....limits import WARPGROUP
+from .....limits import SWIZZLE_BYTES, VECTOR_BYTES, VECTOR_WORDS, WARPGROUP
 from .....parts.alignment import shared_vector
 from .....parts.division import Divisor
 from .....parts.keys.source import BOX_KEYS, Lookup, Wanted, exists, follow, look_up, wanted_of
@@ -34,16 +34,11 @@ from ..storage import Shared
 from .stored import StoredStream
 from .stream import Keys
 
-VECTOR = 16
-"""Bytes that a lane reads or writes at a time."""
-VECTOR_WORDS = VECTOR // 4
-LINE = 128
-"""Bytes of a row of a pattern."""
 LANES = 32 // GROUP_ROWS
 """Lanes that have a key."""
 PATTERNS = 2
 """Swizzle patterns side by side in a converted strip."""
-GROUP_BYTES = GROUP_ROWS * LINE * PATTERNS
+GROUP_BYTES = GROUP_ROWS * SWIZZLE_BYTES * PATTERNS
 """Bytes of a warp's keys in a converted strip."""
 BOXES = TILE_KV // BOX_KEYS
 """Boxes of a tile."""
@@ -151,7 +146,7 @@ def _lane(geometry: cutlass.Constexpr[DecodeGeometry]) -> Lane:
     warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % (WARPGROUP // 32)
     key, part = number // LANES, number % LANES
     first = own_rank() * geometry.own_keys + warp * GROUP_ROWS
-    made = first // GROUP_ROWS * GROUP_BYTES + key * LINE + ((part * 2) ^ key) * VECTOR
+    made = first // GROUP_ROWS * GROUP_BYTES + key * SWIZZLE_BYTES + ((part * 2) ^ key) * VECTOR_BYTES
     return Lane(first // BOX_KEYS, first % BOX_KEYS + key, part, made)
 
 
@@ -171,7 +166,7 @@ def _find(
 
 def stored_key(geometry: DecodeGeometry, lane: Lane, row: Int64, there: Boolean) -> StoredKey:
     """This lane's part of the key whose row is at address `row`."""
-    return StoredKey(row + lane.part * VECTOR, row + geometry.stored.scales_offset, there)
+    return StoredKey(row + lane.part * VECTOR_BYTES, row + geometry.stored.scales_offset, there)
 
 
 @cute.jit
@@ -180,7 +175,7 @@ def _load(geometry: cutlass.Constexpr[DecodeGeometry], row: StoredKey, strip: cu
     is not there."""
     words = []
     for pattern in cutlass.range_constexpr(PATTERNS):
-        words += load_if(row.there, row.part, strip * geometry.d_strip + pattern * (VECTOR * LANES), VECTOR_WORDS)
+        words += load_if(row.there, row.part, strip * geometry.d_strip + pattern * (VECTOR_BYTES * LANES), VECTOR_WORDS)
     words += load_if(row.there, row.scales, strip * SCALE_BYTES, 1)
     return tuple(words)
 
@@ -200,5 +195,5 @@ def _write(words: tuple, first: Int32) -> None:
         mine = cute.make_rmem_tensor(VECTOR_WORDS, Int32)
         for i in cutlass.range_constexpr(VECTOR_WORDS):
             mine[i] = words[vector * VECTOR_WORDS + i]
-        place = (first ^ vector % 2 * VECTOR) + vector // 2 * (GROUP_ROWS * LINE)
+        place = (first ^ vector % 2 * VECTOR_BYTES) + vector // 2 * (GROUP_ROWS * SWIZZLE_BYTES)
         cute.autovec_copy(mine, shared_vector(Int32, place))
