@@ -49,7 +49,7 @@ class Quantizer:
         scales = self.row.scales
         if scales is None:
             return [scale] * HALVES
-        largest = [_largest(part) for part in latent]
+        largest = [_largest(columns) for columns in latent]
         if self.scale_halves < HALVES:
             largest = [cute.arch.fmax(*largest)]
         found = []
@@ -65,10 +65,10 @@ class Quantizer:
     ) -> None:
         """Write a row's latent piece, and its scales where it has any."""
         for half in cutlass.range_constexpr(HALVES):
-            part = latent[half]
+            columns = latent[half]
             if cutlass.const_expr(self.latent_dtype is not self.dtype):
-                part = quotients(part, reciprocal_of(scales[half]))
-            row.latent_vector(self.latent_dtype, half, lane).store(part.to(self.latent_dtype))
+                columns = quotients(columns, reciprocal_of(scales[half]))
+            row.latent_vector(self.latent_dtype, half, lane).store(columns.to(self.latent_dtype))
         if cutlass.const_expr(self.row.scales is not None):
             if lane % self.scale_lanes == 0:
                 for half in cutlass.range_constexpr(self.scale_halves):

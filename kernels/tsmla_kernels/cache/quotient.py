@@ -48,5 +48,5 @@ def quotients(values: cute.TensorSSA, reciprocal: Reciprocal) -> cute.TensorSSA:
     if reciprocal.factor != 1.0:
         numerators.store(numerators.load() * reciprocal.factor)
     found = numerators.load()
-    high, low = (cute.full_like(found, part) for part in (reciprocal.high, reciprocal.low))
+    high, low = (cute.full_like(found, number) for number in (reciprocal.high, reciprocal.low))
     return cute.math.fma(found, high, found * low)

@@ -70,21 +70,21 @@ class ReadCacheKernel:
                     column, place = divmod(Int32(position), page_size)
                     page = block_tables[request, column]
             counts = (*[VECTOR] * HALVES, *[ROPE_VECTOR] * self.row.has("rope"))
-            parts = [cute.make_rmem_tensor(count, self.dtype) for count in counts]
-            for part in parts:
-                part.fill(0.0)
+            numbers = [cute.make_rmem_tensor(count, self.dtype) for count in counts]
+            for each in numbers:
+                each.fill(0.0)
             if (page >= 0) & (page < cache.shape[0]):
                 row = Row.of(self.row, (cache, rope_cache, scale_cache), page, place)
                 for half in cutlass.range_constexpr(HALVES):
                     latent = row.latent_vector(self.latent_dtype, half, lane).load()
-                    parts[half].store(self._read(latent, self._scale(row, half, lane, scale)))
+                    numbers[half].store(self._read(latent, self._scale(row, half, lane, scale)))
                 if const_expr(k_pe is not None):
                     rope = row.rope_vector(self.rope_dtype, lane).load()
-                    parts[HALVES].store(self._read(rope, self._rope_scale(row, lane, scale)))
+                    numbers[HALVES].store(self._read(rope, self._rope_scale(row, lane, scale)))
             for half in cutlass.range_constexpr(HALVES):
-                row_vector(kv_c, token, latent_column(half, lane)).store(parts[half].load())
+                row_vector(kv_c, token, latent_column(half, lane)).store(numbers[half].load())
             if const_expr(k_pe is not None):
-                row_vector(k_pe, token, rope_column(lane), ROPE_VECTOR).store(parts[HALVES].load())
+                row_vector(k_pe, token, rope_column(lane), ROPE_VECTOR).store(numbers[HALVES].load())
 
     def _scale(self, row: Row, half: int, lane: Int32, scale: Float32) -> Float32 | None:
         """The factor of a half of the latent piece; None where it is read as it is."""

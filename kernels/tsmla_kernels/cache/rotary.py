@@ -32,19 +32,19 @@ def factors(
     """Cosines and sines of a position for the lane's two columns; NaN for a position that the table does not have.
     cos_sin: rows of 32 cosines and 32 sines, as float32; where they are of `dtype`, two in each float32."""
     found = tuple(cute.make_rmem_tensor(ROPE_VECTOR, Float32) for _ in range(2))
-    for part in found:
-        part.fill(float("nan"))
+    for numbers in found:
+        numbers.fill(float("nan"))
     if (position >= 0) & (position < Int64(cos_sin.shape[0])):
         first, step = rope_column(lane) % _HALF, Int32(1)
         if interleaved != 0:
             first, step = lane, Int32(0)
         start = row_address(cos_sin, position)
-        for part, part_first in zip(found, (first, first + _HALF), strict=True):
+        for numbers, column in zip(found, (first, first + _HALF), strict=True):
             for i in cutlass.range_constexpr(ROPE_VECTOR):
                 if cos_sin.shape[1] == ROPE_DIM:
-                    part[i] = vector(Float32, start, part_first + step * i, 1)[0]
+                    numbers[i] = vector(Float32, start, column + step * i, 1)[0]
                 else:
-                    part[i] = Float32(vector(dtype, start, part_first + step * i, 1)[0])
+                    numbers[i] = Float32(vector(dtype, start, column + step * i, 1)[0])
     return found[0].load(), found[1].load()
 
 

@@ -255,10 +255,10 @@ def _end_row(
         rounded.store((found.rows[None, j].load() * end.factor).to(out.dtype))
         first = (j * 32 + cute.arch.lane_idx()) * vector
         if const_expr(plan.kept.in_quads):
-            pairs = cute.logical_divide(rounded, cute.make_layout(2))
+            twos = cute.logical_divide(rounded, cute.make_layout(2))
             first = first // (QUAD * vector) * (QUAD * vector) + cute.arch.lane_idx() % QUAD * 2
-            for pair in cutlass.range_constexpr(vector // 2):
-                cute.autovec_copy(pairs[None, pair], _vector(first_element, first + pair * vector, 2))
+            for number in cutlass.range_constexpr(vector // 2):
+                cute.autovec_copy(twos[None, number], _vector(first_element, first + number * vector, 2))
         else:
             cute.autovec_copy(rounded, _vector(first_element, first, vector))
     if const_expr(lse is not None):

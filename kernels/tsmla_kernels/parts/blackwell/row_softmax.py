@@ -135,9 +135,9 @@ def exponentials(
     steps = [*map(emulate, apart), beside] if beside else []
     for index in places:
         if index not in apart:
-            for place, part in enumerate(scaled_pair(index), index):
+            for place, exponent in enumerate(scaled_pair(index), index):
                 _advance(steps)
-                found[place] = cute.math.exp2(part, fastmath=True)
+                found[place] = cute.math.exp2(exponent, fastmath=True)
             _advance(steps)
         elif beside is None:
             run_out(emulate(index))
@@ -170,11 +170,11 @@ def sum_of(values: list[Float32], start: Float32) -> Float32:
 
 
 class Sums:
-    """start + all values added so far, in several chains of pairs."""
+    """start + all values added so far, two at a time, in several chains."""
 
     def __init__(self, start: Float32):
         self._chains = [(start, Float32(0.0))]
-        self._pairs = 0
+        self._added = 0
 
     def add(self, values: list[Float32]) -> None:
         run_out(self.adding(values))
@@ -182,12 +182,12 @@ class Sums:
     def adding(self, values: list[Float32]) -> Iterator[None]:
         """Add values as `add` does, a step for each two."""
         for index in range(0, len(values), 2):
-            pair, chain = values[index : index + 2], self._pairs % _CHAINS
+            two, chain = values[index : index + 2], self._added % _CHAINS
             if chain == len(self._chains):
-                self._chains.append(pair)
+                self._chains.append(two)
             else:
-                self._chains[chain] = cute.arch.add_packed_f32x2(self._chains[chain], pair)
-            self._pairs += 1
+                self._chains[chain] = cute.arch.add_packed_f32x2(self._chains[chain], two)
+            self._added += 1
             yield
 
     def total(self) -> Float32:

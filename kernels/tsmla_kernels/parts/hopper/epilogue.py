@@ -123,8 +123,8 @@ def add_earlier(
         position, column = first_row + places[row, 0][0], places[row, 0][1]
         if position < span.length and kept[row] != 0.0:
             line = out[span.start + position, head, None]
-            pairs = cute.make_layout((2, dim // 8), stride=(1, 8))
-            source = cute.make_tensor(aligned(line.iterator + column, 4), pairs)
+            columns = cute.make_layout((2, dim // 8), stride=(1, 8))
+            source = cute.make_tensor(aligned(line.iterator + column, 4), columns)
             earlier = cute.make_rmem_tensor((2, dim // 8), out.element_type)
             cute.autovec_copy(source, earlier)
             widened = earlier.load().to(Float32)

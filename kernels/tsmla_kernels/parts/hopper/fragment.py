@@ -12,13 +12,13 @@ import cutlass.cute as cute
 def rows_columns(accumulator: cute.Tensor) -> cute.Tensor:
     """View an accumulator's registers as (rows, columns)."""
     layout = accumulator.layout
-    pair, row, block = layout.shape[0]
-    s_pair, s_row, s_block = layout.stride[0]
+    column, row, block = layout.shape[0]
+    s_column, s_row, s_block = layout.stride[0]
     return cute.make_tensor(
         accumulator.iterator,
         cute.make_layout(
-            ((row, layout.shape[1]), (pair, block, layout.shape[2])),
-            stride=((s_row, layout.stride[1]), (s_pair, s_block, layout.stride[2])),
+            ((row, layout.shape[1]), (column, block, layout.shape[2])),
+            stride=((s_row, layout.stride[1]), (s_column, s_block, layout.stride[2])),
         ),
     )
 
@@ -30,13 +30,13 @@ def as_operand_a(accumulator: cute.Tensor, bits: int) -> cute.Tensor:
     order in which threads hold them: within 16 columns, number 4 i + (0, 1, 2, 3) is column 2 i + (0, 1, 8, 9). B must
     have its rows in the same order (`transpose`)."""
     layout = accumulator.layout
-    pair, row, block = layout.shape[0]
-    s_pair, s_row, s_block = layout.stride[0]
+    column, row, block = layout.shape[0]
+    s_column, s_row, s_block = layout.stride[0]
     blocks = {16: 2, 8: 4}[bits]
     assert layout.shape[2] == 1 and block % blocks == 0, layout
     if bits == 16:
-        shape, stride = (pair, row, 2), (s_pair, s_row, s_block)
+        shape, stride = (column, row, 2), (s_column, s_row, s_block)
     else:
-        shape, stride = ((pair, 2), row, 2), ((s_pair, s_block), s_row, 2 * s_block)
+        shape, stride = ((column, 2), row, 2), ((s_column, s_block), s_row, 2 * s_block)
     shape, stride = (shape, layout.shape[1], block // blocks), (stride, layout.stride[1], blocks * s_block)
     return cute.make_tensor(accumulator.iterator, cute.make_layout(shape, stride=stride))

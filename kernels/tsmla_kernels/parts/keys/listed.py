@@ -119,7 +119,7 @@ def page_and_row(keys: ListedKeys, slot: Int32) -> tuple[Int32, Int32]:
 @cute.jit
 def entries_of(listed: ListedKeys, viewers: Viewers, key: Int32, keys: cutlass.Constexpr[int]) -> tuple[Int32, ...]:
     """The entries of this lane's keys among `keys` of a tile: `key`, and every 32nd behind it."""
-    return tuple(entry_of(listed, viewers, key + 32 * part) for part in range(max(1, keys // 32)))
+    return tuple(entry_of(listed, viewers, key + 32 * number) for number in range(max(1, keys // 32)))
 
 
 class LaneKeys(NamedTuple):
@@ -150,7 +150,7 @@ def for_each_tile(
     keys = 32 * len(ahead)
     for index in cutlass.range(tiles, unroll=1):
         count, key = first_count + index, first_key + index * tile_kv
-        found = (tuple(slot_of(listed, entry, key + 32 * part) for part, entry in enumerate(ahead)),)
+        found = (tuple(slot_of(listed, entry, key + 32 * number) for number, entry in enumerate(ahead)),)
         if const_expr(places):
             found += (tuple(place_of(listed, listed.rows, slot) for slot in found[0]),)
         ahead = entries_of(listed, viewers, key + tile_kv, keys)

@@ -32,7 +32,7 @@ def load(
     ctas = geometry.plan.ctas
     q_slots, k_slots, v_blocks = (tma.boxes(pieces, geometry.slot_elements) for pieces in (q, k, (v,)))
     k_slots = [(slot, 0) for slot in k_slots]
-    v_slots = [(block, part) for block in v_blocks[::ctas] for part in range(ctas)]
+    v_slots = [(block, half) for block in v_blocks[::ctas] for half in range(ctas)]
     for tile in cutlass.range_constexpr(geometry.query_tiles):
         barrier = shared.q_edge.announce(Int32(tile))
         for slot in cutlass.range_constexpr(geometry.k_slots):
@@ -58,15 +58,15 @@ def _fill(
     slots: cutlass.Constexpr, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tile: Int32, first: Int32
 ) -> None:
     """Copy the slots of one KV tile to the ring's slots number `first`, `first` + 1, ... `slots`: a box of columns, and
-    which part of the tile's rows."""
+    which half of the tile's rows, where slots have half of them."""
     shape = (geometry.slot_rows, geometry.slot_elements)
     for slot in cutlass.range_constexpr(len(slots)):
-        (atom, rows, column), part = slots[slot]
+        (atom, rows, column), half = slots[slot]
         ring, tiles = tma.tiles_of(atom, rows, shape, shared.ring, column)
         barrier = shared.ring_edge.acquire(first + slot)
         cute.copy(
             atom,
-            tiles[None, tile * geometry.plan.ctas + part],
+            tiles[None, tile * geometry.plan.ctas + half],
             ring[None, shared.ring_edge.stage(first + slot)],
             tma_bar_ptr=barrier,
         )

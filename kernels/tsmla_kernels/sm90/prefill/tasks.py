@@ -191,17 +191,17 @@ class Tasks:
 
     @property
     def _values(self) -> tuple:
-        parts = (self.count, self.table) if self.one is None else (self.one,)
-        return self.heads_per_kv_head, *parts, *(() if isinstance(self.causal, bool) else (self.causal,))
+        own = (self.count, self.table) if self.one is None else (self.one,)
+        return self.heads_per_kv_head, *own, *(() if isinstance(self.causal, bool) else (self.causal,))
 
     def __extract_mlir_values__(self) -> list:
-        return [value for part in self._values for value in cutlass.extract_mlir_values(part)]
+        return [value for each in self._values for value in cutlass.extract_mlir_values(each)]
 
     def __new_from_mlir_values__(self, values: list) -> Tasks:
         made = []
-        for part in self._values:
-            size = len(cutlass.extract_mlir_values(part))
-            made.append(cutlass.new_from_mlir_values(part, values[:size]))
+        for each in self._values:
+            size = len(cutlass.extract_mlir_values(each))
+            made.append(cutlass.new_from_mlir_values(each, values[:size]))
             values = values[size:]
         causal = self.causal if isinstance(self.causal, bool) else made.pop()
         if self.one is not None:

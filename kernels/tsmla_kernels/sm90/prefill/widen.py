@@ -12,21 +12,21 @@ from .tasks import Tasks
 
 
 @cute.jit
-def widen_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, tasks: Tasks):
-    """Widen the values of every tile that is visited from `shared.v` to `shared.values`, as warp `part` of `parts`."""
+def widen_values(shared: Shared, warp: Int32, warps: cutlass.Constexpr, tasks: Tasks):
+    """Widen the values of every tile that is visited from `shared.v` to `shared.values`, as warp `warp` of `warps`."""
     tiles = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
         tiles += tasks.work(task, tasks.tile(task)).tiles
     for count in cutlass.range(tiles, unroll=1):
-        _widen_tile(shared, part, parts, count)
+        _widen_tile(shared, warp, warps, count)
 
 
 @cute.jit
-def _widen_tile(shared: Shared, part: Int32, parts: cutlass.Constexpr, count: Int32):
+def _widen_tile(shared: Shared, warp: Int32, warps: cutlass.Constexpr, count: Int32):
     shared.v_edge.wait_full(count)
     shared.values_edge.wait_empty(count)
     source = shared.v[None, None, shared.v_edge.stage(count)]
     target = shared.values[None, None, shared.values_edge.stage(count)]
-    widen(source, target, part, parts)
+    widen(source, target, warp, warps)
     shared.values_edge.publish(count)
     shared.v_edge.release(count)

@@ -136,17 +136,17 @@ def slot_plans(geometry: DecodeGeometry) -> tuple[SlotPlan, ...]:
 
 
 class Lane(NamedTuple):
-    """What this lane has: its warp's number among the converting ones, its CTA's rank, and which key of its warp's and
-    which vectors of that key's row."""
+    """What this lane has: its warp's number among the converting ones, its CTA's rank, and which key of its warp's,
+    and which vector of each 64 bytes of that key's row."""
 
     warp: Int32
     rank: Int32
     key: Int32
-    part: Int32
+    vector: Int32
 
 
 class Found(NamedTuple):
-    """Keys of a box: the address of the first that this lane has a part of, at that part; and a bit for each key from
+    """Keys of a box: the address of this lane's vector of the first that it has one of; and a bit for each key from
     that one on, 1 if it is there and some row sees it."""
 
     row: Int64
@@ -226,7 +226,7 @@ def _find(
     ahead = entry_of(sought.listed, sought.viewers, key + geometry.tile_kv)
     rows, slot = sought.listed.rows, slot_of(sought.listed, lookup[number], key)
     vectors = cutlass.max(place_of(sought.listed, rows, slot), 0)
-    place = rows.start + Int64(vectors) * VECTOR_BYTES + lane.part * VECTOR_BYTES
+    place = rows.start + Int64(vectors) * VECTOR_BYTES + lane.vector * VECTOR_BYTES
     return Found(place, Int32(slot >= 0)), (*lookup[:number], ahead, *lookup[number + 1 :])
 
 
@@ -256,7 +256,7 @@ def _find_in_box(
         keys = Int32(0)
     place = (key & (wanted.source.page_size - 1)) + within + lane.key
     row = cache.iterator.toint() + Int64(page) * cache.stride[0] + Int64(place) * geometry.stored.bytes
-    return Found(row + lane.part * VECTOR_BYTES, keys >> lane.key)
+    return Found(row + lane.vector * VECTOR_BYTES, keys >> lane.key)
 
 
 @cute.jit
@@ -267,7 +267,7 @@ def _load(
     stored, row = geometry.stored, found.row
     there, share = found.keys & 1 != 0, lane.warp % plan.sharing
     latent = row + share * (plan.own_chunks * geometry.chunk)
-    scales = row - lane.part * VECTOR_BYTES + share * (plan.own_chunks // plan.scale_chunks * SCALE_BYTES)
+    scales = row - lane.vector * VECTOR_BYTES + share * (plan.own_chunks // plan.scale_chunks * SCALE_BYTES)
     if const_expr(plan.rank_chunks > 0):
         latent += lane.rank * (plan.rank_chunks * geometry.chunk)
         scales += lane.rank * (plan.rank_chunks // plan.scale_chunks * SCALE_BYTES)
@@ -301,7 +301,7 @@ def _fill(
     turned = lane.key * VECTOR_BYTES
     edge.wait_empty(count)
     start = edge.stage(count) * slot_bytes + lane.key * SWIZZLE_BYTES + lane.warp // plan.sharing * plan.group_bytes
-    low = start + share * (plan.own_chunks * ATOM) + ((lane.part * (2 * VECTOR_BYTES)) ^ turned)
+    low = start + share * (plan.own_chunks * ATOM) + ((lane.vector * (2 * VECTOR_BYTES)) ^ turned)
     high = low ^ VECTOR_BYTES
     vectors = [words[index : index + VECTOR_WORDS] for index in range(0, plan.vectors * VECTOR_WORDS, VECTOR_WORDS)]
     for chunk in cutlass.range_constexpr(plan.own_chunks):
@@ -310,7 +310,7 @@ def _fill(
         _put(base, low + chunk * ATOM, wide[:VECTOR_WORDS])
         _put(base, high + chunk * ATOM, wide[VECTOR_WORDS:])
     for vector in cutlass.range_constexpr(plan.rope_vectors):
-        byte = (lane.part * VECTOR_BYTES + _rope_byte(lane, share + vector)) ^ turned
+        byte = (lane.vector * VECTOR_BYTES + _rope_byte(lane, share + vector)) ^ turned
         _put(base, start + plan.chunks * ATOM + byte, vectors[plan.own_chunks + vector])
     cute.arch.fence_view_async_shared()
     edge.hand_over(count)

@@ -79,7 +79,7 @@ def load_listed_scales(
         coming = (Float32(1.0),) * (AHEAD * geometry.lane_keys)
         for i in cutlass.range(segment.tiles + AHEAD, unroll=1):
             key = first_key + i * geometry.tile_kv
-            slots = tuple(slot_of(source, entry, key + 32 * part) for part, entry in enumerate(ahead))
+            slots = tuple(slot_of(source, entry, key + 32 * number) for number, entry in enumerate(ahead))
             found = tuple(slot_scale(source, keys, slot) for slot in slots)
             ahead = entries_of(source, viewers, key + geometry.tile_kv, geometry.tile_kv)
             if i >= AHEAD:
@@ -171,8 +171,8 @@ def unfolded_sum(
     for first in range(0, len(values), _VECTOR):
         inverse = _vector(mine, 2 * geometry.tile_kv + first)
         for index in range(0, _VECTOR, 2):
-            pair, chain = values[first + index : first + index + 2], (first + index) // 2 % _CHAINS
-            chains[chain] = cute.arch.fma_packed_f32x2(pair, inverse[index : index + 2], chains[chain])
+            two, chain = values[first + index : first + index + 2], (first + index) // 2 % _CHAINS
+            chains[chain] = cute.arch.fma_packed_f32x2(two, inverse[index : index + 2], chains[chain])
     cute.arch.sync_warp()
     shared.edges.scales.release(count)
     low, high = (cute.arch.add_packed_f32x2(chains[i], chains[i + 1]) for i in (0, 2))

@@ -191,7 +191,7 @@ def _query_as_given(
     latent_piece, rope_piece = query.pieces
     vectors = bytes_of(latent_piece.element_type.width)
     lane = cute.arch.lane_idx()
-    part = lane % QUAD
+    quad_lane = lane % QUAD
     batch, q_len, _, _ = latent_piece.shape
     latent = cute.make_rmem_tensor((4 * vectors, vectors, STRIP_HALVES, 2), Int32)
     rope = cute.make_rmem_tensor((2, 2), Int32)
@@ -201,7 +201,7 @@ def _query_as_given(
         token = quotient(first + position, heads)
         place = (task.request, token, first + position - token * heads.value)
         for half in cutlass.range_constexpr(STRIP_HALVES):
-            column = warp * STRIP + half * (STRIP // 2) + part * 16
+            column = warp * STRIP + half * (STRIP // 2) + quad_lane * 16
             source = cute.recast_ptr(
                 aligned(cute.domain_offset((*place, column), latent_piece).iterator, 16), dtype=Int32
             )
@@ -210,7 +210,7 @@ def _query_as_given(
                     cute.make_tensor(aligned(source + 4 * vector, 16), cute.make_layout(4)),
                     cute.make_tensor(latent[None, 0, half, row].iterator + 4 * vector, cute.make_layout(4)),
                 )
-        source = aligned(cute.domain_offset((*place, warp * 16 + part * 4), rope_piece).iterator, 8)
+        source = aligned(cute.domain_offset((*place, warp * 16 + quad_lane * 4), rope_piece).iterator, 8)
         cute.autovec_copy(cute.make_tensor(cute.recast_ptr(source, dtype=Int32), cute.make_layout(2)), rope[None, row])
     return latent, rope
 
@@ -225,10 +225,10 @@ def _widened_operands(given: tuple) -> tuple:
         for half in cutlass.range_constexpr(STRIP_HALVES):
             for step in cutlass.range_constexpr(STEPS):
                 words = widened(latent[step, 0, half, row], cutlass.Float8E4M3FN)
-                for pair in cutlass.range_constexpr(2):
-                    first[row + 2 * pair, half * STEPS + step] = words[pair]
-        for pair in cutlass.range_constexpr(2):
-            second[row + 2 * pair] = rope[pair, row]
+                for word in cutlass.range_constexpr(2):
+                    first[row + 2 * word, half * STEPS + step] = words[word]
+        for word in cutlass.range_constexpr(2):
+            second[row + 2 * word] = rope[word, row]
     return first, second
 
 
@@ -274,12 +274,12 @@ def _as_operands(
             scaled.store((numbers[row][half] * factor).to(cutlass.Float16))
             words = cute.recast_tensor(scaled, Int32)
             for step in cutlass.range_constexpr(STEPS):
-                for pair in cutlass.range_constexpr(2):
-                    first[row + 2 * pair, half * STEPS + step] = words[2 * step + pair]
+                for word in cutlass.range_constexpr(2):
+                    first[row + 2 * word, half * STEPS + step] = words[2 * step + word]
         ropes = cute.recast_tensor(rope[None, row], dtype).load().to(Float32) * factor
         turned = cute.make_rmem_tensor(4, dtype)
         turned.store(ropes.to(dtype))
         words = cute.recast_tensor(turned, Int32)
-        for pair in cutlass.range_constexpr(2):
-            second[row + 2 * pair] = words[pair]
+        for word in cutlass.range_constexpr(2):
+            second[row + 2 * word] = words[word]
     return first, second, logs

@@ -110,10 +110,10 @@ def _merge(state: State, ends: cute.Tensor, given: Int32) -> None:
         theirs[row] = cute.math.exp2(reference - top, fastmath=True)
         state.reference[row] = top
     for block in cutlass.range_constexpr(OUTPUTS):
-        part = cute.make_rmem_tensor(4, Float32)
-        cute.autovec_copy(shared_vector(Float32, given + block * (32 * VECTOR_BYTES)), part)
+        their_output = cute.make_rmem_tensor(4, Float32)
+        cute.autovec_copy(shared_vector(Float32, given + block * (32 * VECTOR_BYTES)), their_output)
         for i in cutlass.range_constexpr(4):
-            state.output[i, block] = state.output[i, block] * own[i // 2] + part[i] * theirs[i // 2]
+            state.output[i, block] = state.output[i, block] * own[i // 2] + their_output[i] * theirs[i // 2]
 
 
 @cute.jit

@@ -65,12 +65,12 @@ class FewRowsGeometry:
     def stage_bytes(self) -> int:
         return TILE_KV * self.row_bytes
 
-    def key_of(self, column: int, part):
-        """The key, counted from its block's first, that is the first (0) or second (1) column of lane `part` of a quad
-        (`tile.py` says why)."""
+    def key_of(self, column: int, quad_lane):
+        """The key, counted from its block's first, that is the first (0) or second (1) column of lane `quad_lane` of
+        a quad (`tile.py` says why)."""
         if column == 0:
-            return 2 * part
-        return (2 * part + 5) & (BLOCK - 1) if self.apart else 8 + (2 * part + 4) % 8
+            return 2 * quad_lane
+        return (2 * quad_lane + 5) & (BLOCK - 1) if self.apart else 8 + (2 * quad_lane + 4) % 8
 
     def first_of(self, block: int) -> int:
         """The key that those of a block are counted from."""

@@ -58,8 +58,8 @@ class Lane(NamedTuple):
     """Where a lane reads in a stage, in bytes from its beginning, and where it exchanges.
 
     scored: 16 bytes of its key for scores, in either half of a strip. rope: 8 bytes of the rope piece. scales: of its
-    keys, if they lie there. valued: 16 bytes of either key for values. exchange, sums: addresses of its parts of scores
-    and of their sums."""
+    keys, if they lie there. valued: 16 bytes of either key for values. exchange, sums: addresses of its own scores
+    and of the sums."""
 
     scored: tuple
     rope: Int32
@@ -91,19 +91,19 @@ class State(NamedTuple):
 @cute.jit
 def lane_of(geometry: cutlass.Constexpr[FewRowsGeometry], exchange: Int32, team: Int32, warp: Int32) -> Lane:
     lane = cute.arch.lane_idx()
-    line, part = lane // QUAD, lane % QUAD
+    line, quad_lane = lane // QUAD, lane % QUAD
     key = Int32(select_(line % 2 == 0, geometry.key_of(0, line // 2), geometry.key_of(1, line // 2)))
-    own = [geometry.key_of(i, part) for i in range(2)]
+    own = [geometry.key_of(i, quad_lane) for i in range(2)]
     if const_expr(geometry.apart):
         strip = warp * (BLOCK * STRIP)
-        scored = tuple(strip + _in_line(key, half * QUAD + part) for half in range(STRIP_HALVES))
-        rope = geometry.rope_at + _in_line(key, 2 * warp + part // 2) + part % 2 * 8
+        scored = tuple(strip + _in_line(key, half * QUAD + quad_lane) for half in range(STRIP_HALVES))
+        rope = geometry.rope_at + _in_line(key, 2 * warp + quad_lane // 2) + quad_lane % 2 * 8
         scales = None
         valued = tuple(strip + _in_line(key, line) for key in own)
     else:
         size, strip = geometry.row_bytes, warp * STRIP
-        scored = (key * size + strip + part * VECTOR_BYTES,) * STRIP_HALVES
-        rope = key * size + geometry.rope_at + warp * 32 + part * 8
+        scored = (key * size + strip + quad_lane * VECTOR_BYTES,) * STRIP_HALVES
+        rope = key * size + geometry.rope_at + warp * 32 + quad_lane * 8
         scales = tuple(key * size + geometry.scales_at + warp * 4 for key in own)
         valued = tuple(key * size + strip + line * VECTOR_BYTES for key in own)
     return Lane(
@@ -159,9 +159,9 @@ def scores_of(
                     scores[2 * row + i, block] = scores[2 * row + i, block] * scale
     rope = [state.rope[i] for i in range(4)]
     for block in cutlass.range_constexpr(BLOCKS):
-        pair = cute.make_rmem_tensor(2, Int32)
-        cute.autovec_copy(_words(2, stage + state.lane.rope + geometry.rope_of(block)), pair)
-        mma_16x8x16(cutlass.BFloat16, scores[None, block], rope, pair[0], pair[1])
+        words = cute.make_rmem_tensor(2, Int32)
+        cute.autovec_copy(_words(2, stage + state.lane.rope + geometry.rope_of(block)), words)
+        mma_16x8x16(cutlass.BFloat16, scores[None, block], rope, words[0], words[1])
     _add_up(geometry, state, scores, first_key, scales, there)
     return scores, logs, signs < 0
 
@@ -172,24 +172,25 @@ def _add_up(
     scales: tuple | None, there: tuple | None,
 ) -> None:  # fmt: skip
     """Add the scores of the other warps' columns. A warp does that for a quarter of the tile's keys, two blocks, hides
-    what rows may not see of these, and counts them; then all read all sums. Parts and sums have places of their own, so
-    that the two barriers are enough."""
+    what rows may not see of these, and counts them; then all read all sums. Scores and sums have places of their
+    own, so that the two barriers are enough."""
     barrier = TEAM_BARRIER + state.team
     size = 32 * VECTOR_BYTES
     warp_bytes = BLOCKS * size
-    parts = state.lane.exchange
+    exchange = state.lane.exchange
+    written = exchange + state.warp * warp_bytes
     for block in cutlass.range_constexpr(BLOCKS):
-        cute.autovec_copy(scores[None, block], shared_vector(Float32, parts + state.warp * warp_bytes + block * size))
+        cute.autovec_copy(scores[None, block], shared_vector(Float32, written + block * size))
     cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
     quarter = cute.make_rmem_tensor((4, OWN_BLOCKS), Float32)
     quarter.fill(0.0)
     own = OWN_BLOCKS * state.warp * size
     for other in cutlass.range_constexpr(TEAM_WARPS):
         for block in cutlass.range_constexpr(OWN_BLOCKS):
-            part = cute.make_rmem_tensor(4, Float32)
-            cute.autovec_copy(shared_vector(Float32, parts + own + other * warp_bytes + block * size), part)
+            theirs = cute.make_rmem_tensor(4, Float32)
+            cute.autovec_copy(shared_vector(Float32, exchange + own + other * warp_bytes + block * size), theirs)
             for i in cutlass.range_constexpr(4):
-                quarter[i, block] = quarter[i, block] + part[i]
+                quarter[i, block] = quarter[i, block] + theirs[i]
     told = quarter
     if const_expr(geometry.apart):
         told = _scaled(state, quarter, scales)
@@ -255,12 +256,12 @@ def _hide(
     there: tuple | None,
 ) -> None:  # fmt: skip
     """Set scores of keys that a row may not see, or that are not there, to -inf; `first_key` is the tile's first."""
-    part = cute.arch.lane_idx() % QUAD
+    quad_lane = cute.arch.lane_idx() % QUAD
     first = first_key + state.warp * geometry.first_of(OWN_BLOCKS)
     for row in cutlass.range_constexpr(2):
         for block in cutlass.range_constexpr(OWN_BLOCKS):
             for i in cutlass.range_constexpr(2):
-                key = first + geometry.first_of(block) + geometry.key_of(i, part)
+                key = first + geometry.first_of(block) + geometry.key_of(i, quad_lane)
                 seen = state.row_keys[row].holds(key)
                 if const_expr(there is not None):
                     word = Int32(select_(state.warp < TEAM_WARPS // 2, there[0], there[1]))
@@ -419,18 +420,18 @@ def add_values(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, packe
             place = stage + state.lane.valued[key % 2] + geometry.latent_of(2 * step + key // 2)
             cute.autovec_copy(shared_vector(Int32, place), words[None, key])
         for word in cutlass.range_constexpr(4):
-            pairs = [_columns(words[word, 2 * i], words[word, 2 * i + 1]) for i in range(2)]
+            numbers = [_columns(words[word, 2 * i], words[word, 2 * i + 1]) for i in range(2)]
             for column in cutlass.range_constexpr(4):
                 block = 4 * word + column
-                mma_16x8x16(cutlass.Float16, state.output[None, block], weights, pairs[0][column], pairs[1][column])
+                mma_16x8x16(cutlass.Float16, state.output[None, block], weights, numbers[0][column], numbers[1][column])
 
 
 def _columns(one: Int32, other: Int32) -> list[Int32]:
-    """Pair up four columns of two keys: for each column both keys' numbers as f16."""
-    pairs = []
+    """Put four columns of two keys together: for each column both keys' numbers as f16."""
+    columns = []
     for selector in (0x5140, 0x7362):
-        pairs += widened(Int32(cute.arch.prmt(one, other, Int32(selector))), cutlass.Float8E4M3FN)
-    return pairs
+        columns += widened(Int32(cute.arch.prmt(one, other, Int32(selector))), cutlass.Float8E4M3FN)
+    return columns
 
 
 def _words(count: int, address: Int32) -> cute.Tensor:
