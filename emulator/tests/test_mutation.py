@@ -245,7 +245,7 @@ def test_other_bounds_of_masks_are_caught(subjects, name):
     of_masks = [site for site in subject.sites if site.family == MASKS]
     results = [subject.try_out(site) for site in Random(5).sample(of_masks, 40)]
     survived = Counter(result.site.callee for result in results if result.survived)
-    only_of_tiles = {"all.lacks", "look_up", "look_further", "surely_seen", "seen_bits"}
+    only_of_tiles = {"all.lacks", "look_up", "follow", "surely_seen", "seen_bits"}
     assert set(survived) <= (only_of_tiles if "decode" in name else {"mask_scores", "mask_row"})
     assert survived.total() <= (len(results) / 2 if "decode" in name else 4)
 

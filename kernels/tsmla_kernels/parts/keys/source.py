@@ -96,16 +96,12 @@ def look_up(wanted: Wanted) -> Lookup:
 
 
 @cute.jit
-def look_further(wanted: Wanted, lookup: Lookup, window: Int32) -> Lookup:
-    """Move the lookup on to window `window`, the next one, and look up the pages of the window behind it."""
-    return Lookup(lookup.ahead, _page_of(wanted, (window + 1) * LANE_BOXES + wanted.lane))
-
-
-@cute.jit
 def follow(wanted: Wanted, lookup: Lookup, box: Int32) -> Lookup:
-    """Return the lookup whose window has box number `box`, the first of a tile; `lookup` had the tile before."""
+    """Return the lookup whose window has box number `box`, the first of a tile; `lookup` had the tile before. With a
+    window, the pages of the one behind it are looked up."""
     if box > 0 and box % LANE_BOXES == 0:
-        lookup = look_further(wanted, lookup, box // LANE_BOXES)
+        window = box // LANE_BOXES
+        lookup = Lookup(lookup.ahead, _page_of(wanted, (window + 1) * LANE_BOXES + wanted.lane))
     return lookup
 
 

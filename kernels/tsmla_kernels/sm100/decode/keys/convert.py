@@ -26,7 +26,7 @@ from ....limits import SWIZZLE_BYTES, VECTOR_BYTES, VECTOR_WORDS
 from ....parts.alignment import aligned
 from ....parts.keys.listed import ListedKeys, entry_of, place_of, slot_of
 from ....parts.keys.paged import GROUP
-from ....parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, exists, look_further, look_up, wanted_of
+from ....parts.keys.source import BOX_KEYS, Lookup, Wanted, exists, follow, look_up, wanted_of
 from ....parts.keys.visible import Viewers, VisibleKeys, seen_bits, seen_by_both
 from ....parts.ptx import load_if
 from ..assignment import Assignment, Done, for_each_segment, rank_of
@@ -185,9 +185,7 @@ def convert_keys(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], wa
                 further, following = divmod(position + AHEAD, len(plans))
                 plan, tile = plans[following], i + further
                 if const_expr(following == 0 and not geometry.gathers):
-                    first = tile * sought.wanted.tile_boxes
-                    if first % LANE_BOXES == 0:
-                        lookup = look_further(sought.wanted, lookup, first // LANE_BOXES)
+                    lookup = follow(sought.wanted, lookup, tile * sought.wanted.tile_boxes)
                 if const_expr(plan.own_box):
                     found, lookup = _find(geometry, plans, plan, lane, assignment.cache, sought, lookup, tile)
                 coming += _load(geometry, plan, lane, found)

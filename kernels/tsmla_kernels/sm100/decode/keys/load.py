@@ -17,7 +17,7 @@ from ....decode.segments import Segment
 from ....limits import SWIZZLE_BYTES
 from ....parts.division import Divisor
 from ....parts.keys import paged
-from ....parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
+from ....parts.keys.source import BOX_KEYS, Lookup, Wanted, follow, look_up, wanted_of
 from ....parts.keys.visible import Viewers, seen_bits, surely_seen
 from ....parts.query import NO_LINES, Map, Query, copy_rows, copy_tile
 from ..assignment import Assignment, Done, for_each_segment, is_leader, rank_of
@@ -68,8 +68,7 @@ def load_keys(
         segments = done.segments + 1
         for i in cutlass.range(segment.tiles, unroll=1):
             first = i * tile_boxes
-            if i > 0 and first % LANE_BOXES == 0:
-                lookup = look_further(wanted, lookup, first // LANE_BOXES)
+            lookup = follow(wanted, lookup, first)
             for index in cutlass.range_constexpr(slots):
                 count = (done.tiles + i) * slots + index
                 place = rank if const_expr(geometry.is_pair) else Int32(index)
@@ -249,8 +248,7 @@ def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_m
         lookup = look_up(wanted)
         for i in cutlass.range(segment.tiles, unroll=1):
             first = i * tile_boxes
-            if i > 0 and first % LANE_BOXES == 0:
-                lookup = look_further(wanted, lookup, first // LANE_BOXES)
+            lookup = follow(wanted, lookup, first)
             for index in cutlass.range_constexpr(slots):
                 count = (done.tiles + i) * slots + index
                 box = first + index * (geometry.v_keys // BOX_KEYS)

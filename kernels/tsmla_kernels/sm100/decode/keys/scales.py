@@ -25,7 +25,7 @@ from ....parts.keys.scales import (
     query_scale,
     slot_scale,
 )
-from ....parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
+from ....parts.keys.source import BOX_KEYS, Lookup, Wanted, follow, look_up, wanted_of
 from ....parts.keys.visible import seen_by_any
 from ..assignment import Assignment, Done, for_each_segment
 from ..geometry import DecodeGeometry
@@ -50,8 +50,7 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
         coming = (Float32(1.0),) * (AHEAD * geometry.lane_keys)
         for i in cutlass.range(segment.tiles + AHEAD, unroll=1):
             first = i * tile_boxes
-            if i > 0 and first % LANE_BOXES == 0:
-                lookup = look_further(wanted, lookup, first // LANE_BOXES)
+            lookup = follow(wanted, lookup, first)
             found = _found(geometry, keys, wanted, lookup, first)
             if i >= AHEAD:
                 count = done.tiles + i - AHEAD
