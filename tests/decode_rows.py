@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from cache_rows import E4M3, restored, stored
 from decode_reference import LATENT, ROPE, WEIGHT_SCALE, Problem, make_problem, run, with_sinks
+from tsmla.operators import checks
 from tsmla.problems.decode import FEW_ROWS
 from tsmla.problems.pages import put_keys
-from tsmla.problems.sums import narrow_products
+from tsmla.problems.sums import narrow_products, weight_dtype
 
 WHOLE, WHOLE_BYTES = "fp8_ds_mla", 656
 """Rows with scales that lie in one tensor."""
@@ -169,10 +170,10 @@ def as_plain(problem: Problem) -> torch.Tensor:
 
 
 def attend_stored(scaled: Scaled, how: str, batch_invariant: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output, base-2 LSE) in float64, of keys and queries as they are stored. how: "exact"; "folded", with e4m3
-    weights that hold the scale of their key beside the largest of their row; "cast", with e4m3 of weight times scale as
-    it is, which loses what kernels must not lose. Scores are what the GPU's tensor cores leave of them, where a kernel
-    multiplies e4m3: not that of few query rows, which takes no `batch_invariant` calls."""
+    """(output, base-2 LSE) in float64, of keys and queries as they are stored. how: "exact"; "folded", with weights
+    that hold the scale of their key beside the largest of their row, rounded as kernels do; "cast", with e4m3 of weight
+    times scale as it is, which loses what kernels must not lose. Scores are what the GPU's tensor cores leave of them,
+    where a kernel multiplies e4m3: not that of few query rows, which takes no `batch_invariant` calls."""
     problem = scaled.problem
     *outer, heads, _ = problem.query.shape
     queries = scaled.queries
@@ -200,7 +201,8 @@ def attend_stored(scaled: Scaled, how: str, batch_invariant: bool = False) -> tu
             elif how == "folded":
                 shares = scores + s.log()
                 highest = shares.amax(-1, keepdim=True)
-                rounded = ((shares - highest).exp() * WEIGHT_SCALE).to(E4M3).double() / WEIGHT_SCALE
+                kept = weight_dtype(checks.arch_of(latent.device), E4M3)
+                rounded = ((shares - highest).exp() * WEIGHT_SCALE).to(kept).double() / WEIGHT_SCALE
                 weights = rounded * (highest - lse[:, None]).exp()
             else:
                 highest = scores.amax(-1, keepdim=True)
@@ -211,8 +213,8 @@ def attend_stored(scaled: Scaled, how: str, batch_invariant: bool = False) -> tu
 
 
 def check_scaled(scaled: Scaled, **changes: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Call the operator and judge what it gives: rows no further from float64 than twice what e4m3 weights in PyTorch
-    are, plus rounding of the output."""
+    """Call the operator and judge what it gives: rows no further from float64 than twice what PyTorch with rounded
+    weights is, plus rounding of the output."""
     out, lse = run(scaled.problem, **scaled.arguments(**changes))
     judge_scaled(scaled, out, lse, changes.get("batch_invariant", False))
     return out, lse
@@ -230,7 +232,9 @@ def judge_scaled(scaled: Scaled, out: torch.Tensor, lse: torch.Tensor | None, ba
     kept = size > 0
     off, plain_off = ((x - exact)[kept].norm(dim=-1) / size[kept] for x in (got, plain))
     allowed = 2 * plain_off.max() + torch.finfo(out.dtype).eps if kept.any() else 0.0
-    assert (off <= allowed).all(), f"a row is off by {off.max():.2e} of its norm; e4m3 weights: {plain_off.max():.2e}"
+    assert (off <= allowed).all(), (
+        f"a row is off by {off.max():.2e} of its norm; rounded weights: {plain_off.max():.2e}"
+    )
     if lse is not None:
         got_lse, exact_lse = (x.double().reshape(-1, heads)[spoken_for] for x in (lse, exact_lse))
         finite = exact_lse.isfinite()

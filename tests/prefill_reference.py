@@ -8,8 +8,8 @@ import math
 import torch
 from plain_sums import in_plain_tensors
 from tsmla.operators import checks
-from tsmla.problems.prefill import rmse_of_rounding, weight_dtype
-from tsmla.problems.sums import narrow_products
+from tsmla.problems.prefill import rmse_of_rounding
+from tsmla.problems.sums import narrow_products, weight_dtype
 
 
 def out_dtype(dtype: torch.dtype) -> torch.dtype:

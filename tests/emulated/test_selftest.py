@@ -247,7 +247,7 @@ def test_decode_expects_what_the_tests_expect(ranks, interleave, window, causal,
     case = DecodeCase("small", (5, 0, 40), 3, 2, 16, causal, window, ranks, interleave, output_scale=0.5, q_lens=q_lens)
     with emulation(ARCH):
         given = decode_problems._problem(case, Dtype.BF16, uniform_row(Dtype.BF16))
-        ours, _ = decode_problems._expected(case, Dtype.BF16, uniform_row(Dtype.BF16))
+        ours, _ = decode_problems._expected(case, Dtype.BF16, uniform_row(Dtype.BF16), torch.bfloat16)
         sight = Sight(causal, window, ranks, ranks - 1, interleave)
         problem = Problem(
             given.given,

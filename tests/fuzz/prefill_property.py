@@ -11,7 +11,8 @@ from tsmla.identity.arch import Arch
 from tsmla.identity.support import ROPE_DIM
 from tsmla.identity.variant import Dtype
 from tsmla.operators.checks import TORCH_DTYPE_OF
-from tsmla.problems.prefill import mask_words, weight_dtype
+from tsmla.problems.prefill import mask_words
+from tsmla.problems.sums import weight_dtype
 
 from . import prefill_merge
 from .guarded import Guarded, strides

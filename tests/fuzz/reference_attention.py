@@ -2,8 +2,8 @@
 
 What a kernel may lose is bounded from how it must work, not from how one does: products of inputs are added in float32,
 or as tensor cores add them (`tsmla.problems.sums`); probabilities relative to some reference enter the product with the
-values in the inputs' precision (e4m3 where these have 8 bits, float16 in Hopper's prefill), and the output is rounded
-once.
+values in the inputs' precision (e4m3 where these have 8 bits; float16 in Hopper's prefill, and with scales), and the
+output is rounded once.
 """
 
 from __future__ import annotations

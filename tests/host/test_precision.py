@@ -73,14 +73,14 @@ def test_float16_holds_what_is_lifted_with_11_bits():
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if isinstance(v, DecodeVariant)], ids=str)
 def test_partial_rows_by_variant(variant):
     """Lifted in 16 bits where Hopper multiplies bf16 rows, as they are stored or converted, or rows with scales; a
-    factor for each warpgroup's columns, which are halves where values are transposed. Outputs of fp16 rows would be
-    rounded twice to the same bits. Of few query rows, those with scales have a factor for each warp."""
+    factor for each warpgroup's columns. Outputs of fp16 rows would be rounded twice to the same bits. Of few query
+    rows, those with scales have a factor for each warp."""
     if variant.arch is not Arch.SM90A:
         assert not BlackwellDecode(variant).few.geometry.partial_rows.lifted
         return
     geometry = DecodeGeometry.of(variant)
     kept = geometry.partial_rows
-    lifted = Lifted.EVEN_AND_ODD if variant.dtype is Dtype.BF16 else Lifted.HALVES if geometry.scaled else None
+    lifted = Lifted.EVEN_AND_ODD if variant.dtype is Dtype.BF16 or geometry.scaled else None
     assert kept.lifted is lifted
     assert kept.dtype.width == (16 if kept.lifted or variant.dtype is Dtype.E4M3 else 32)
     assert kept.row_bytes(LATENT_DIM) == LATENT_DIM * kept.dtype.width // 8 + (12 if lifted else 4)

@@ -11,8 +11,8 @@ from fuzz import reference_attention
 from fuzz.reference_attention import Cores
 from tsmla.identity.arch import Arch
 from tsmla.problems import reference, sums
-from tsmla.problems.prefill import rmse_of_rounding, weight_dtype
-from tsmla.problems.sums import narrow_products, products, summed, sums_of
+from tsmla.problems.prefill import rmse_of_rounding
+from tsmla.problems.sums import narrow_products, products, summed, sums_of, weight_dtype
 
 E4M3 = torch.float8_e4m3fn
 NARROW = sums_of(Arch.SM90A, E4M3)

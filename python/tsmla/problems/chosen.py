@@ -14,7 +14,7 @@ from ..operators.checks import TORCH_DTYPE_OF
 from ..operators.decode import tsmla_decode
 from ..operators.workspace import decode_workspace_size
 from .cases import ChosenCase
-from .decode import FEW_ROWS, LSE, ROW, SCALE, WEIGHT_SCALE, as_given, products_of, query_as_given
+from .decode import FEW_ROWS, LSE, ROW, SCALE, WEIGHT_SCALE, as_given, products_of, query_as_given, rounded_weights
 from .kept import kept
 from .lists import named_slots, random_lists, union_of
 from .memory import Memory, surrounded
@@ -60,7 +60,7 @@ def run(variant: DecodeVariant, case: ChosenCase, memory: Memory, pdl: bool) -> 
 
 def check(variant: DecodeVariant, case: ChosenCase, results: dict[str, torch.Tensor]) -> Judged:
     """Compare the results of `run` with float64."""
-    exact, plain = _expected(case, variant.dtype, variant.row)
+    exact, plain = _expected(case, variant.dtype, variant.row, rounded_weights(variant))
     out, lse = results["out"].view(-1, case.heads, LATENT_DIM), results["lse"].view(-1, case.heads)
     tolerance = Tolerance(torch.finfo(out.dtype).eps, 1.5, LSE)
     return judge(Attended(out, lse), exact, plain, tolerance, factor=case.output_scale)
@@ -109,8 +109,11 @@ def _in_two(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @kept("chosen")
-def _expected(case: ChosenCase, dtype: Dtype, row: RowFormat) -> tuple[Attended, Attended]:
-    """Return what a case must give, [tokens, heads, ..], in float64 and in plain torch; LSE base 2."""
+def _expected(
+    case: ChosenCase, dtype: Dtype, row: RowFormat, weights: torch.dtype
+) -> tuple[Attended, Attended]:  # fmt: skip
+    """Return what a case must give, [tokens, heads, ..], in float64 and in plain torch, which rounds weights to
+    `weights` where inputs have 8 bits; LSE base 2."""
     given = _problem(case, dtype, row)
     few = case.heads <= FEW_ROWS and not case.batch_invariant
     both = []
@@ -119,7 +122,9 @@ def _expected(case: ChosenCase, dtype: Dtype, row: RowFormat) -> tuple[Attended,
         for query, keys in zip(given.query, given.rows, strict=True):
             seen = torch.ones(case.heads, len(keys), dtype=torch.bool, device="cuda")
             products = products_of(row, query, keys, few)
-            parts.append(attend(query, keys, keys[:, :LATENT_DIM], seen, SCALE, compute, WEIGHT_SCALE, products))
+            parts.append(
+                attend(query, keys, keys[:, :LATENT_DIM], seen, SCALE, compute, WEIGHT_SCALE, products, weights)
+            )
         outs, lses = zip(*parts, strict=True)
         one = Attended(torch.stack(outs), torch.stack(lses))
         one = with_sinks(one, sinks_of(case.heads), case.lse_includes_sink) if case.sinks else one

@@ -20,7 +20,7 @@ from .memory import Memory, is_poison, surrounded
 from .pages import page_tables, put_keys
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 from .rows import Stored, numbers_in, random_numbers, stored, stored_as
-from .sums import narrow_products
+from .sums import narrow_products, weight_dtype
 
 ROW = LATENT_DIM + ROPE_DIM
 SCALE = ROW**-0.5
@@ -28,7 +28,7 @@ _SPARE_PAGES, _SPARE_COLUMNS = 3, 3
 _SLACK = 2
 """Rows of a pack behind the last request: NaN in the query, to stay untouched in results."""
 WEIGHT_SCALE = 256.0
-"""Weights of at most 1 are stored as e4m3 times this, so that the small ones are not lost."""
+"""Weights of at most 1 are rounded times this, with inputs of 8 bits, so that the small ones are not lost."""
 LSE = (2e-5, 3e-6)
 FEW_ROWS = 16
 """Most query rows (query tokens x heads) of a request that Hopper's kernel for few rows takes."""
@@ -104,7 +104,7 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory, pdl: bool) -> 
 
 def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Tensor]) -> Judged:
     """Compare the results of `run` with float64."""
-    exact, plain = _expected(case, variant.dtype, variant.row)
+    exact, plain = _expected(case, variant.dtype, variant.row, rounded_weights(variant))
     tokens = sum(case.own_q_lens)
     out = results["out"].view(-1, case.heads, LATENT_DIM)
     lse = results["lse"].view(-1, case.heads) if variant.lse else exact.lse
@@ -212,8 +212,11 @@ def _own(case: DecodeCase, length: int) -> torch.Tensor:
 
 
 @kept("decode")
-def _expected(case: DecodeCase, dtype: Dtype, row: RowFormat) -> tuple[Attended, Attended]:
-    """Return what a case must give, [tokens, heads, ..], in float64 and in plain torch; LSE base 2."""
+def _expected(
+    case: DecodeCase, dtype: Dtype, row: RowFormat, weights: torch.dtype
+) -> tuple[Attended, Attended]:  # fmt: skip
+    """Return what a case must give, [tokens, heads, ..], in float64 and in plain torch, which rounds weights to
+    `weights` where inputs have 8 bits; LSE base 2."""
     given = _problem(case, dtype, row)
     few = max(case.own_q_lens) * case.heads <= FEW_ROWS and not (case.batch_invariant or case.q_lens)
     both = []
@@ -223,12 +226,17 @@ def _expected(case: DecodeCase, dtype: Dtype, row: RowFormat) -> tuple[Attended,
             seen = _seen(case, request, given).repeat_interleave(case.heads, 0)
             query = given.query[span].flatten(0, 1)
             products = products_of(row, query, keys, few)
-            one = attend(query, keys, keys[:, :LATENT_DIM], seen, SCALE, compute, WEIGHT_SCALE, products)
+            one = attend(query, keys, keys[:, :LATENT_DIM], seen, SCALE, compute, WEIGHT_SCALE, products, weights)
             one = Attended(*(result.unflatten(0, (-1, case.heads)) for result in one))
             parts.append(with_sinks(one, sinks_of(case.heads), case.lse_includes_sink) if case.sinks else one)
         outs, lses = zip(*parts, strict=True)
         both.append(Attended(torch.cat(outs) * case.output_scale, torch.cat(lses) / math.log(2)))
     return both[0], both[1]
+
+
+def rounded_weights(variant: DecodeVariant) -> torch.dtype:
+    """Return the dtype that weights are rounded to: with rows of 8 bits that have no scales, e4m3 on every GPU."""
+    return weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype]) if variant.row.scales else torch.float8_e4m3fn
 
 
 def _seen(case: DecodeCase, request: int, given: _Problem) -> torch.Tensor:

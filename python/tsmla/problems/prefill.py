@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-from ..identity.arch import Arch
 from ..identity.support import NOPE_DIMS
 from ..identity.variant import Dtype, PrefillVariant
 from ..operators.checks import TORCH_DTYPE_OF
@@ -17,7 +16,7 @@ from .cases import MaskedCase, PrefillCase
 from .kept import kept
 from .memory import Memory, is_poison, surrounded
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
-from .sums import narrow_products
+from .sums import narrow_products, weight_dtype
 
 _SLACK = 3
 """Rows behind the last sequence, at least: NaN in inputs, to stay untouched in results."""
@@ -108,16 +107,6 @@ def check(variant: PrefillVariant, case: PrefillCase, results: dict[str, torch.T
         if not is_poison(result[tokens:]).all():
             judged.problems.append(f"{name} has rows that belong to no sequence and were written")
     return judged
-
-
-def weight_dtype(arch: Arch, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that prefills of `arch` round weights to, with inputs of `dtype`.
-
-    8-bit values are multiplied by weights of e4m3, but as float16 on Hopper, whose sums of 8-bit products are narrow.
-    """
-    if dtype.itemsize > 1:
-        return dtype
-    return torch.float16 if arch is Arch.SM90A else torch.float8_e4m3fn
 
 
 def rmse_of_rounding(weights: torch.dtype, out: torch.dtype) -> float:

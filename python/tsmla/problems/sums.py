@@ -45,6 +45,17 @@ def sums_of(arch: Arch, dtype: torch.dtype) -> Sums:
     return Sums(32 // dtype.itemsize, 25, 23)
 
 
+def weight_dtype(arch: Arch, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that prefills of `arch`, and decodes of rows with scales, round weights to, with inputs of
+    `dtype`.
+
+    8-bit values are multiplied by weights of e4m3, but as float16 where sums of 8-bit products are narrow.
+    """
+    if dtype.itemsize > 1:
+        return dtype
+    return torch.float16 if sums_of(arch, dtype).narrow else torch.float8_e4m3fn
+
+
 def narrow_products(q: Factors, k: Factors) -> torch.Tensor | None:
     """Return `products` on the GPU that holds the rows, where its sums are narrow; else None: float64's are as good."""
     latent = q[0] if isinstance(q, tuple) else q

@@ -2,6 +2,9 @@
 
 wgmma adds products of 8-bit numbers in sums of 13 bits (`tsmla.problems.sums`), which over the keys of a long context
 lose what a value adds; products of float16 are added in 25 bits. Every e4m3 and e5m2 number is a float16.
+
+Addresses are computed here because tensors would swizzle each of them anew. Eight lanes read, and write, eight rows, at
+places that lie in different banks.
 """
 
 from __future__ import annotations
@@ -15,21 +18,21 @@ from ..alignment import shared_vector
 from ..precision import widened
 
 ROW_BYTES = 128
-"""Bytes of a row of both tiles: 128 dims of the source, 64 of the target, swizzled over 128 bytes. The next dims lie
-behind all keys."""
+"""Bytes of a row of a target, 64 dims, swizzled over as many bytes. Those of a source may be as long, 128 dims."""
 BLOCK_KEYS = 16
 """Keys of ROW_BYTES dims each that a warp widens at once: two lanes have each."""
 AHEAD = 2
 """Vectors that a lane loads before it stores one: the compiler keeps loads and stores in order."""
+PATTERN_KEYS = 8
+PATTERN_BYTES = PATTERN_KEYS * ROW_BYTES // 2
+"""Bytes of a pattern of the source of `widen_patterns`: eight keys of 64 dims each."""
 
 
 @cute.jit
 def widen(source: cute.Tensor, target: cute.Tensor, part: Int32, parts: cutlass.Constexpr[int]) -> None:
     """Set target[key, dim] = source[key, dim] of all dims and every block of keys that is number `part` of `parts`; all
-    lanes of a warp call it. Both tiles have their dims contiguous.
-
-    Addresses are computed here because tensors would swizzle each of them anew. Eight lanes read, and write, eight
-    rows, at places that lie in different banks; two halves of a warp have every other vector of the same rows."""
+    lanes of a warp call it. Both tiles have their dims contiguous, ROW_BYTES of a key in a row; the next dims lie
+    behind all keys. Two halves of a warp have every other vector of the same rows."""
     keys, dims = cute.size(source, mode=[0]), cute.size(source, mode=[1])
     assert dims % ROW_BYTES == 0 and keys % BLOCK_KEYS == 0, (keys, dims)
     key, half = cute.arch.lane_idx() % BLOCK_KEYS, cute.arch.lane_idx() // BLOCK_KEYS
@@ -46,11 +49,46 @@ def widen(source: cute.Tensor, target: cute.Tensor, part: Int32, parts: cutlass.
 def _widen_row(dtype: type[cutlass.Numeric], read: Int32, write: Int32, keys: int) -> None:
     """Widen every other vector of a row of the source, from address `read`."""
     vectors = ROW_BYTES // VECTOR_BYTES // 2
+    reads = [read ^ 2 * index * VECTOR_BYTES for index in range(vectors)]
+
+    def place(index: int, half: int) -> Int32:
+        second, vector = divmod(4 * index + half, ROW_BYTES // VECTOR_BYTES)
+        return (write ^ vector * VECTOR_BYTES) + second * (keys * ROW_BYTES)
+
+    _widen_vectors(dtype, reads, place)
+
+
+@cute.jit
+def widen_patterns(
+    dtype: cutlass.Constexpr, source: Int32, key_bytes: cutlass.Constexpr[int], target: Int32,
+    patterns: cutlass.Constexpr[int], keys: cutlass.Constexpr[int],
+) -> None:  # fmt: skip
+    """Widen `patterns` patterns of 64 dims, of each of `keys` keys; all lanes of a warp call it. Both tiles lie in
+    groups of eight keys, each all of its patterns: those of the source take `key_bytes` a key and their rows are 64
+    bytes, swizzled over as many; those of the target are `patterns` rows of ROW_BYTES. `source` and `target` are
+    addresses in shared memory. Each lane has a vector of each row of eight."""
+    lane = cute.arch.lane_idx()
+    key, vector = lane % PATTERN_KEYS, lane // PATTERN_KEYS
+    row = key * (ROW_BYTES // 2)
+    read = source + (row + ((vector ^ key // 2 % 4) * VECTOR_BYTES))
+    write = target + (key * ROW_BYTES + (vector * 2 ^ key) * VECTOR_BYTES)
+    number = [(group, pattern) for group in range(keys // PATTERN_KEYS) for pattern in range(patterns)]
+    reads = [read + (group * PATTERN_KEYS * key_bytes + pattern * PATTERN_BYTES) for group, pattern in number]
+
+    def place(index: int, half: int) -> Int32:
+        return (write ^ half * VECTOR_BYTES) + index * (PATTERN_KEYS * ROW_BYTES)
+
+    _widen_vectors(dtype, reads, place)
+
+
+def _widen_vectors(dtype: type[cutlass.Numeric], reads: list[Int32], place) -> None:
+    """Widen vectors of the source, at addresses `reads`, and store both halves of vector `index` at place(index, 0)
+    and place(index, 1)."""
     loaded = []
-    for index in range(vectors + AHEAD):
-        if index < vectors:
+    for index in range(len(reads) + AHEAD):
+        if index < len(reads):
             words = cute.make_rmem_tensor(4, Int32)
-            cute.autovec_copy(shared_vector(Int32, read ^ 2 * index * VECTOR_BYTES), words)
+            cute.autovec_copy(shared_vector(Int32, reads[index]), words)
             loaded.append(words)
         if index >= AHEAD:
             words = loaded[index - AHEAD]
@@ -58,6 +96,4 @@ def _widen_row(dtype: type[cutlass.Numeric], read: Int32, write: Int32, keys: in
                 wide = cute.make_rmem_tensor(4, Int32)
                 for pair in range(2):
                     wide[2 * pair], wide[2 * pair + 1] = widened(words[2 * half + pair], dtype)
-                second, vector = divmod(4 * (index - AHEAD) + half, ROW_BYTES // VECTOR_BYTES)
-                place = (write ^ vector * VECTOR_BYTES) + second * (keys * ROW_BYTES)
-                cute.autovec_copy(wide, shared_vector(Int32, place))
+                cute.autovec_copy(wide, shared_vector(Int32, place(index - AHEAD, half)))

@@ -33,7 +33,6 @@ from ....parts.hopper.lazy_softmax import NO_ROW, is_ahead, lowest_reference
 from ....parts.keys.scales import RowScales, query_scale
 from ....parts.keys.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
 from ....parts.logarithm import LOG2_E
-from ....parts.precision import Probabilities
 from ....parts.warp import QUAD
 from ..results import Results
 from ..work.task import Task, for_each_task
@@ -71,19 +70,18 @@ class Attending(NamedTuple):
 
 @cute.jit
 def attend(
-    geometry: cutlass.Constexpr[DecodeGeometry], probabilities: cutlass.Constexpr[Probabilities], shared: Shared,
-    attending: Attending,
+    geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, attending: Attending
 ) -> None:  # fmt: skip
     """Attend every task, as one of two warpgroups."""
     mine = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP // 32) - 1
-    act = functools.partial(_attend_task, geometry, probabilities, shared, attending, mine)
+    act = functools.partial(_attend_task, geometry, shared, attending, mine)
     for_each_task(shared.dealt, act, Int32(0))
 
 
 @cute.jit
 def _attend_task(
-    geometry: cutlass.Constexpr[DecodeGeometry], probabilities: cutlass.Constexpr[Probabilities], shared: Shared,
-    attending: Attending, mine: Int32, number: Int32, task: Task, kept: Int32,
+    geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, attending: Attending, mine: Int32, number: Int32,
+    task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
     """Attend task `number` as warpgroup `mine` (0 or 1)."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -145,7 +143,6 @@ def _attend_task(
         scale_log2=scale_log2,
         scaling=scaling,
         geometry=geometry,
-        probabilities=probabilities,
     )
     tiles = task.tiles
     if tiles > 0:

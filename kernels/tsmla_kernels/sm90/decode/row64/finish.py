@@ -55,7 +55,7 @@ def finish(state: DecodeState, mine: Int32, number: Int32, results: Results):
     factors, log_sums = (cute.make_rmem_tensor_like(state.rows.total) for _ in range(2))
     for row in cutlass.range_constexpr(row_count):
         total = own_sum[row] + row_sums[positions[row], 1 - mine, place]
-        end = end_of_row(state.rows.reference[row], state.scale_log2, total, state.probabilities.bias, BASE_2)
+        end = end_of_row(state.rows.reference[row], state.scale_log2, total, state.geometry.probabilities.bias, BASE_2)
         factors[row] = end.factor
         log_sums[row] = end.log_sum
     geometry = state.geometry
@@ -94,7 +94,7 @@ def _end_whole(
         first_row = WARP_ROWS * state.place.warp
         for i in cutlass.range_constexpr(OUTPUTS):
             output = rows_columns(state.outputs[i])
-            crowded = state.geometry.transposes
+            crowded = state.geometry.element_bytes == 1
             _store_rows(rows, columns[i], output, factors, staging, first_row, task.rows, crowded)
     cute.arch.barrier(barrier_id=ROW_BARRIER + state.place.warp, number_of_threads=64)
 

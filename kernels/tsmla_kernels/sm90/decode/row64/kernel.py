@@ -20,7 +20,7 @@ from ....limits import TILE_ALIGNMENT, WARPGROUP
 from ....parts.dependent_launch import launch
 from ....parts.keys.visible import Visibility
 from ....parts.pipeline import Barriers
-from ....parts.precision import Probabilities, numeric
+from ....parts.precision import numeric
 from ....parts.query import Query
 from ..results import Results
 from ..work.deal import deal
@@ -49,7 +49,6 @@ class Row64Kernel:
         self.schedule = DecodeSchedule.of(geometry)
         self.stream = stream_of(geometry)
         self.dealing = dealing
-        self.probabilities = Probabilities.of(geometry.row.piece("latent").dtype)
 
     @cute.jit
     def launch(self, varying: cutlass.Constexpr[bool], told: tuple, given):
@@ -112,7 +111,7 @@ class Row64Kernel:
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
             attending = Attending(products, view, heads, results, softmax_scale, keys.scales)
-            attend(geometry, self.probabilities, shared, attending)
+            attend(geometry, shared, attending)
         if const_expr(paired):  # the other CTA may still tell this one that it has left a stage
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
@@ -128,7 +127,7 @@ class Row64Kernel:
             hopper.make_trivial_tiled_mma(dtype, dtype, k_major, k_major, Float32, one, (64, geometry.tile_kv))
             for dtype in (numeric(geometry.strip_dtypes[strip]) for strip in (0, *geometry.behind_latent))
         )
-        operands = map(numeric, self.probabilities.operands)
+        operands = map(numeric, geometry.probabilities.operands)
         pv = hopper.make_trivial_tiled_mma(
             *operands, k_major, v_major, Float32, one, (64, geometry.product_columns), warpgroup.OperandSource.RMEM
         )

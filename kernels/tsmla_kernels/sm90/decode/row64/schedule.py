@@ -26,10 +26,12 @@ class DecodeSchedule:
     | rows | 0: warps 0, 3 | 0: warp 1 | 0: warp 2 | 1, 2 | 3 | 4 |
     |---|---|---|---|---|---|---|
     | 16 bits | load | clean | deal | attend | none | none |
-    | 8 bits | load | clean; bring keys' scales, if any | deal | attend | transpose values | none |
+    | 8 bits | load | clean | deal | attend | transpose values | none |
+    | 8 bits, a scale for each | load | clean; bring scales | deal | attend | widen values | none |
     | converted | load | nothing | deal | attend | convert, clean | convert, clean |
     | gathered, 16 bits | 3: load query | tell which keys are there | deal | attend | gather | none |
-    | gathered, 8 bits | gather | tell what is there; bring scales, if any | deal | attend | transpose values | none |
+    | gathered, 8 bits | gather | tell which keys are there | deal | attend | transpose values | none |
+    | gathered, a scale for each | gather | tell what is there; bring scales | deal | attend | widen values | none |
     | converted, CTAs in pairs | 3: load query, rope pieces | nothing | deal | attend | load, convert, clean | none |
     | gathered, converted, pairs | 3: query, rope, tell | nothing | deal | attend | load, convert | none |"""
 
@@ -41,7 +43,7 @@ class DecodeSchedule:
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
-        if geometry.helpers_gather:
+        if geometry.helpers_gather or geometry.widens:
             schedule = cls(geometry, 32, 216, 48, 1)
         elif geometry.transposes:
             schedule = cls(geometry, 32, 224, 32, 1)
@@ -93,8 +95,10 @@ class DecodeSchedule:
         return Role("attend", tuple(range(WARPS, 3 * WARPS)), self.attend_registers)
 
     @property
-    def transpose(self) -> Role:
-        return Role("transpose_values", self._helpers, self.helper_registers)
+    def make_values(self) -> Role:
+        """Who transposes or widens values."""
+        name = "widen_values" if self.geometry.widens else "transpose_values"
+        return Role(name, self._helpers, self.helper_registers)
 
     @property
     def convert(self) -> Role:
@@ -108,9 +112,9 @@ class DecodeSchedule:
     def roles(self) -> tuple[Role, ...]:
         if self.geometry.converts:
             return (self.load, self.deal, self.attend, self.convert)
-        others = (
-            (self.transpose,) if self.geometry.transposes else (self.gather,) if self.geometry.helpers_gather else ()
-        )
+        others = (self.gather,) if self.geometry.helpers_gather else ()
+        if self.values_names:
+            others = (self.make_values,)
         return (self.load, self.clean, self.deal, self.attend, *others)
 
     @property
@@ -140,8 +144,9 @@ class DecodeSchedule:
         emptied_by: tuple[Party, ...] = (Warps(self.attend, 2, "the warpgroup whose output it adds to"),)
         if geometry.ctas > 1:
             emptied_by = (*emptied_by, Warps(self.attend, 2, "its counterpart in the other CTA"))
-        if geometry.transposes:
-            emptied_by = (Warps(self.transpose), scorer)
+        adder = emptied_by
+        if self.values_names:
+            emptied_by = (Warps(self.make_values), scorer)
         told = tuple(Warps(role) for role in self.roles if role != self.deal)
         loaders = len(self.load.warps)
         loader = Warps(self.load, loaders, "the warp that loads the query" if loaders > 1 else "")
@@ -183,8 +188,8 @@ class DecodeSchedule:
             told, size = (Warps(self.clean),), geometry.folded_bytes
             edges.append(EdgeSpec("scales", told, (scorer,), geometry.scale_stages, size))
         for name in self.values_names:
-            holder = (Warps(self.attend, 2, "the warpgroup whose half it is"),)
-            edges.append(EdgeSpec(name, (Warps(self.transpose),), holder, geometry.value_stages, geometry.values_bytes))
+            made_by = (Warps(self.make_values),)
+            edges.append(EdgeSpec(name, made_by, adder, geometry.value_stages, geometry.values_bytes))
         return EdgeTable(tuple(edges), DEALT_AT)
 
     @property
@@ -206,7 +211,9 @@ class DecodeSchedule:
 
     @property
     def values_names(self) -> tuple[str, ...]:
-        """Names of the edges of the two halves of the transposed values."""
+        """Names of the edges of the two halves of the transposed values, or of blocks of widened ones."""
+        if self.geometry.widens:
+            return ("values",)
         return ("values0", "values1") if self.geometry.transposes else ()
 
     def check(self) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
+from cutlass.cutlass_dsl import Numeric
 from tsmla.identity.dtype import bytes_of
 
 from ....limits import WARPGROUP
@@ -38,6 +39,8 @@ class Layouts(NamedTuple):
     q_strips: tuple
     keys: tuple
     values: cute.Layout
+    values_dtype: type[Numeric]
+    values_swizzle: cute.Swizzle
     vectors: tuple
 
 
@@ -53,8 +56,8 @@ class KeyPlaces(NamedTuple):
     """Where keys lie.
 
     strips, values: for products. copied: strips for TMA. stored, stored_scales: of rows that are converted, latent
-    strips and scales as they are stored, for TMA. loaded, transposed: addresses of strips and of transposed values.
-    vectors: strips as 16-byte vectors."""
+    strips and scales as they are stored, for TMA. loaded, made: addresses of strips, and of rings of transposed or
+    widened values. vectors: strips as 16-byte vectors."""
 
     strips: tuple
     values: tuple
@@ -62,7 +65,7 @@ class KeyPlaces(NamedTuple):
     stored: tuple
     stored_scales: tuple
     loaded: tuple
-    transposed: tuple
+    made: tuple
     vectors: tuple
 
 
@@ -87,7 +90,7 @@ class Exchange(NamedTuple):
 
 class Edges(NamedTuple):
     """The edges (`DecodeSchedule.edges`). `ready` are `kv` where nothing is converted in place, `values` are where
-    values are not transposed."""
+    values are neither transposed nor widened."""
 
     q: TmaEdge
     kv: tuple
@@ -141,14 +144,15 @@ def layouts_of(geometry: DecodeGeometry) -> Layouts:
                 stride=((PATTERN_COLUMNS, pattern), (1, geometry.tile_q * PATTERN_COLUMNS)),
             )
         )
-    d_value = geometry.product_columns
+    d_value, values_dtype = geometry.product_columns, numeric(geometry.probabilities.operands[1])
     if geometry.transposes:
         values = cute.make_layout(
             (d_value, geometry.tile_kv, geometry.value_stages), stride=(geometry.tile_kv, 1, geometry.values_bytes)
         )
     else:
+        stages = geometry.value_stages if geometry.widens else geometry.stages
         values = cute.make_layout(
-            ((PATTERN_COLUMNS, d_value // PATTERN_COLUMNS), (GROUP_ROWS, groups), geometry.stages),
+            ((PATTERN_COLUMNS, d_value // PATTERN_COLUMNS), (GROUP_ROWS, groups), stages),
             stride=((1, pattern), (PATTERN_COLUMNS, d_value // PATTERN_COLUMNS * pattern), geometry.tile_kv * d_value),
         )
     return Layouts(
@@ -157,6 +161,8 @@ def layouts_of(geometry: DecodeGeometry) -> Layouts:
         q_strips=tuple(q_strips),
         keys=tuple(keys),
         values=values,
+        values_dtype=values_dtype,
+        values_swizzle=warpgroup.make_smem_layout_atom(kind_of[values_dtype.width], values_dtype).inner,
         vectors=tuple(vectors),
     )
 
@@ -179,15 +185,16 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
 
     tile = geometry.query_tile
     q_strips = [BARRIER_BYTES + sum(geometry.strip_bytes[:i]) * tile.rows // geometry.tile_kv for i in strip_numbers]
-    *strips, transposed = itertools.accumulate(
+    *strips, made = itertools.accumulate(
         (geometry.stages * size for size in geometry.strip_bytes), initial=BARRIER_BYTES + geometry.q_bytes
     )
-    halves = [transposed + half * geometry.value_stages * geometry.values_bytes for half in range(3)]
-    exchange = halves.pop()
-    values = strips[: geometry.latent_strips]
+    *rings, exchange = (
+        made + ring * geometry.value_stages * geometry.values_bytes for ring in range(geometry.value_rings + 1)
+    )
+    values = rings if geometry.widens else strips[: geometry.latent_strips]
     if geometry.transposes:
         part_bytes = geometry.product_columns * geometry.tile_kv
-        values = [half + at for half in halves for at in range(0, geometry.values_bytes, part_bytes)]
+        values = [half + at for half in rings for at in range(0, geometry.values_bytes, part_bytes)]
     row_sums = exchange + geometry.exchanged_bytes
     row_keys = row_sums + geometry.tile_q * 4 * 4
     folded, stages, words = exchange + geometry.exchange_bytes, geometry.scale_stages, geometry.folded_bytes // 4
@@ -212,7 +219,10 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     )
     keys = KeyPlaces(
         strips=each(strips, layouts.keys, strip_numbers),
-        values=each(values, [layouts.values] * len(values), [0] * len(values)),
+        values=tuple(
+            cute.make_tensor(cute.recast_ptr(base + at, layouts.values_swizzle, layouts.values_dtype), layouts.values)
+            for at in values
+        ),
         copied=tuple(
             cute.recast_ptr(base + at, swizzle, dtype)
             for at, swizzle, dtype in zip(strips, layouts.swizzles, layouts.dtypes, strict=True)
@@ -227,7 +237,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         if geometry.converts
         else (),
         loaded=tuple((base + at).toint() for at in strips),
-        transposed=tuple((base + at).toint() for at in halves),
+        made=tuple((base + at).toint() for at in rings),
         vectors=tuple(plain(at, layout, Int32) for at, layout in zip(strips, layouts.vectors, strict=True)),
     )
     told = Exchange(

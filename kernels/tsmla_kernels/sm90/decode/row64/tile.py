@@ -19,10 +19,9 @@ from ....parts.hopper.fragment import as_operand_a, rows_columns
 from ....parts.hopper.lazy_softmax import exceeds, exponentiate, follow_reference, is_ahead, move_reference
 from ....parts.hopper.softmax import scale_rows
 from ....parts.keys.visible import VisibleKeys
-from ....parts.precision import Probabilities
 from ....parts.ptx import mul_rn
 from ....parts.warp import QUAD
-from .geometry import PARTS_AT_ONCE, DecodeGeometry
+from .geometry import OUTPUTS, PARTS_AT_ONCE, DecodeGeometry
 from .storage import Shared
 
 
@@ -80,7 +79,6 @@ class DecodeState(NamedTuple):
     scale_log2: Float32
     scaling: Scaling | None
     geometry: DecodeGeometry
-    probabilities: Probabilities
 
 
 @cute.jit
@@ -103,14 +101,14 @@ def start_scores(state: DecodeState, index: Int32) -> cute.Tensor:
 
 @cute.jit
 def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr):
-    """Wait for tile `index`'s scores; where values are transposed, release its keys; hide what rows may not see. On a
-    segment's first tile (with `follows`, the one after it) also set the references, which `make_probabilities` needs.
-    """
+    """Wait for tile `index`'s scores; release its keys, if its values are read elsewhere; hide what rows may not see.
+    On a segment's first tile (with `follows`, the one after it) also set the references, which `make_probabilities`
+    needs."""
     there = None
     if const_expr(state.geometry.gathers):
         there = _there(state, index)
     warpgroup.wait_group(0)
-    if const_expr(state.geometry.transposes):
+    if const_expr(state.geometry.element_bytes == 1):
         if const_expr(there is not None):
             cute.arch.sync_warp()  # all lanes have read it
         for edge in state.shared.edges.kv:
@@ -179,7 +177,7 @@ def _hide(state: DecodeState, scores: cute.Tensor, first_key: Int32, there: tupl
 def _supposes(state: DecodeState) -> bool:
     """Whether `make_probabilities` computes exponentials at once, and again in case the references turn out to move.
     Scores and exponentials then take registers side by side, which there are not where a fifth warpgroup converts."""
-    return not (state.geometry.transposes or state.geometry.converts)
+    return not (state.geometry.element_bytes == 1 or state.geometry.converts)
 
 
 @cute.jit
@@ -199,7 +197,12 @@ def make_probabilities(
         _exponentiate(state, scores, own_index)
     parts = 2 * QUAD  # of a row's sum: each warpgroup has that of its own tiles
     beyond = exceeds(
-        rows_columns(scores), state.rows.reference, state.rows.total, parts, state.scale_log2, state.probabilities
+        rows_columns(scores),
+        state.rows.reference,
+        state.rows.total,
+        parts,
+        state.scale_log2,
+        state.geometry.probabilities,
     )
     if const_expr(follows):
         beyond = beyond or is_ahead(await_references(state, index), state.rows.reference)
@@ -252,7 +255,7 @@ def _exponentiate(state: DecodeState, scores: cute.Tensor, index: Int32):
     exponentials = cute.make_rmem_tensor_like(scores)
     sums = exponentiate(
         rows_columns(scores), rows_columns(exponentials), state.rows.reference, state.rows.total, state.scale_log2,
-        state.probabilities,
+        state.geometry.probabilities,
     )  # fmt: skip
     state.rows.next_total.store(sums.load())
     if const_expr(state.scaling is not None):
@@ -263,8 +266,7 @@ def _exponentiate(state: DecodeState, scores: cute.Tensor, index: Int32):
 
 @cute.jit
 def _count(state: DecodeState, exponentials: cute.Tensor, index: Int32):
-    """Add a tile's exponentials (rows, columns), without their keys' scales, to the sums of rows. (While a value
-    product runs, they would take the registers of its parts.)"""
+    """Add a tile's exponentials (rows, columns), without their keys' scales, to the sums of rows."""
     edge, totals = state.shared.edges.scales, state.scaling.totals
     count = state.first_count + index
     stage = edge.stage(count)
@@ -314,16 +316,16 @@ def receive(state: DecodeState, index: Int32):
 def start_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
     """Start adding a tile's value product to this warpgroup's half of the output; that of tile 0 is the output. Where
     tiles are summed by themselves, start the first parts of the product."""
-    edge, *_ = _value_edges(state, mine)
-    count = state.first_count + index
     if const_expr(state.geometry.transposes):
-        edge.wait_full(count)
-    if const_expr(state.geometry.transposes):
+        state.shared.edges.values[mine].wait_full(state.first_count + index)
         for part in cutlass.range_constexpr(PARTS_AT_ONCE):
             _start_part(state, probabilities, index, mine, part)
     else:
         for output, place in zip(state.outputs, state.geometry.places(mine), strict=True):
-            values = state.operands.v[place][None, None, None, edge.stage(count)]
+            edge, block, values = _value_block(state, index, place)
+            if const_expr(state.geometry.widens):
+                edge.wait_full(block)
+            values = values[None, None, None, edge.stage(block)]
             mma.issue(state.operands.pv_op, output, probabilities, values, index > 0)
 
 
@@ -332,9 +334,8 @@ def _start_part(
     state: DecodeState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr, part: cutlass.Constexpr
 ):
     """Start part `part` of the value product of a tile, a sum of its own."""
-    edge, *_ = _value_edges(state, mine)
     values = state.operands.v[mine * state.geometry.parts + part]
-    values = values[None, None, None, edge.stage(state.first_count + index)]
+    values = values[None, None, None, state.shared.edges.values[mine].stage(state.first_count + index)]
     mma.issue(state.operands.pv_op, state.parts[part % PARTS_AT_ONCE], probabilities, values, False)
 
 
@@ -360,29 +361,29 @@ def rescale_outputs(state: DecodeState, rescale: cute.Tensor, index: Int32):
 def end_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
     """Wait for the value product, one output after the other, and release the values of each. Where tiles are summed by
     themselves, add it to the output part by part, each while the next is multiplied."""
-    edges = _value_edges(state, mine)
     if const_expr(state.geometry.transposes):
         last = state.geometry.parts - 1
         for part in cutlass.range_constexpr(last + 1):
             warpgroup.wait_group(min(last - part, PARTS_AT_ONCE - 1))
             if const_expr(part == last):
-                edges[0].release(state.first_count + index)
+                state.shared.edges.values[mine].release(state.first_count + index)
             _add_part(state, part)
             if const_expr(part + PARTS_AT_ONCE <= last):
                 _start_part(state, probabilities, index, mine, part + PARTS_AT_ONCE)
     else:
-        for i in cutlass.range_constexpr(len(edges)):
-            warpgroup.wait_group(len(edges) - 1 - i)
-            edges[i].release(state.first_count + index)
+        for i in cutlass.range_constexpr(OUTPUTS):
+            warpgroup.wait_group(OUTPUTS - 1 - i)
+            edge, block, _ = _value_block(state, index, state.geometry.places(mine)[i])
+            edge.release(block)
 
 
-def _value_edges(state: DecodeState, mine: int) -> tuple:
-    """Edges of the values that this warpgroup multiplies: one for each output, or one for all where values are
-    transposed."""
-    edges = state.shared.edges.values
-    if state.geometry.transposes:
-        return edges[mine : mine + 1]
-    return tuple(edges[place] for place in state.geometry.places(mine))
+def _value_block(state: DecodeState, index: Int32, place: int) -> tuple:
+    """Where block `place` of the values of tile `index` is: its edge, its number there, and the operand in all stages.
+    Values that are read where they were loaded have an edge for each block, widened ones one ring of blocks."""
+    count, edges = state.first_count + index, state.shared.edges.values
+    if state.geometry.widens:
+        return edges[0], count * state.geometry.value_blocks + place, state.operands.v[0]
+    return edges[place], count, state.operands.v[place]
 
 
 @cute.jit

@@ -20,6 +20,7 @@ from ..storage import Shared
 from .gathered import GatheredTransposedStream, hand_over_tile
 from .scaled import put_folded
 from .stream import Keys
+from .widened import widen_values
 
 
 class GatheredScaledStream(GatheredTransposedStream):
@@ -30,6 +31,9 @@ class GatheredScaledStream(GatheredTransposedStream):
 
     def clean(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
         tell_scaled_rows(shared, self.geometry, keys, view, heads)
+
+    def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
+        widen_values(shared, self.geometry)
 
 
 @cute.jit

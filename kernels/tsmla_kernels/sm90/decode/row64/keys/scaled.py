@@ -20,11 +20,11 @@ from ...work.task import Task, border_tile, for_each_task
 from ..clean import clean_tile
 from ..geometry import FOLDED_WORDS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
 from ..storage import Shared
-from .stream import Keys
-from .transposed import TransposedStream
+from .stream import Keys, KeyStream
+from .widened import widen_values
 
 
-class ScaledStream(TransposedStream):
+class ScaledStream(KeyStream):
     """The stream of 8-bit rows that have a scale each."""
 
     def keys(self, given, source: KeySource) -> Keys:
@@ -40,6 +40,9 @@ class ScaledStream(TransposedStream):
 
     def clean(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
         bring_scales_and_clean(shared, self.geometry, keys, view, heads)
+
+    def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
+        widen_values(shared, self.geometry)
 
 
 @cute.jit

@@ -48,7 +48,7 @@ def _transpose_task(
                 shared.keys.values[0].element_type,
                 shared.keys.loaded[half] + loaded.stage(count) * geometry.strip_bytes[half] + warp * pattern,
                 GROUP_ROWS * geometry.d_strip,
-                shared.keys.transposed[half] + values.stage(count) * geometry.values_bytes + warp * transposed,
+                shared.keys.made[half] + values.stage(count) * geometry.values_bytes + warp * transposed,
                 geometry.tile_kv,
             )
             values.publish(count)
