@@ -63,7 +63,7 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             "exchanged": (1, 0),
             "dealt": (1, told),
             **({"scales": (1, 4)} if variant.row.apart else {}),
-            **({"values0": (4, 4), "values1": (4, 4)} if small else {}),
+            **(dict.fromkeys(("values",) if variant.row.apart else ("values0", "values1"), (4, 4)) if small else {}),
         }
     if kernel == "sm90/decode/row16":
         tells = 0 if variant.row.apart else 2
@@ -122,13 +122,15 @@ def sizes(variant, kernel: str) -> dict[str, int]:
             stored = {"kv0": 64 * (128 + 16), "kv1": 64 * (128 + 16), "kv2": 64 * 128, "kv3": 64 * 128 + 64 * rope}
             return {"q": 64 * 1152, **stored, **{f"ready{i}": size for i, size in enumerate(made)}}
         pieces = {f"kv{i}": 64 * (width * element + rope * (i == len(columns) - 1)) for i, width in enumerate(columns)}
-        halves = {"values0": 64 * 256, "values1": 64 * 256} if element == 1 else {}
+        values = {"values0": 64 * 256, "values1": 64 * 256} if element == 1 else {}
+        if variant.row.apart:
+            values = {"values": 64 * 128 * 2}
         scales = {"scales": 64 * 3 * 4} if variant.row.apart else {}
         row = 512 * element + rope
         landed = {"landed": 64 * row}
         if variant.gathers:
             landed = {f"landed{i}": pieces[f"kv{i}"] for i in range(len(columns))}
-        return {"q": 64 * row, **pieces, **landed, **halves, **scales}
+        return {"q": 64 * row, **pieces, **landed, **values, **scales}
     if kernel == "sm90/decode/row16":
         return {"kv": 64 * (640 if variant.row.apart else 656)}
     if kernel == "sm100/prefill":

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
-from cutlass.cutlass_dsl import Numeric
 from tsmla.identity.dtype import bytes_of
 
 from ....limits import WARPGROUP
@@ -31,16 +30,15 @@ from .schedule import DecodeSchedule
 
 
 class Layouts(NamedTuple):
-    """Layouts in shared memory, one for each strip of a cache row where they are tuples. `values`: of one value MMA.
-    `vectors`: (4 words, 8 rows, vectors in a row of a pattern, patterns, groups of rows, stages)."""
+    """Layouts in shared memory, one for each strip of a cache row where they are tuples. `values`: of one value MMA,
+    whose swizzle and dtype are `value_kind`. `vectors`: (4 words, 8 rows, vectors in a row of a pattern, patterns, groups of rows, stages)."""
 
     dtypes: tuple
     swizzles: tuple
     q_strips: tuple
     keys: tuple
     values: cute.Layout
-    values_dtype: type[Numeric]
-    values_swizzle: cute.Swizzle
+    value_kind: tuple
     vectors: tuple
 
 
@@ -161,8 +159,7 @@ def layouts_of(geometry: DecodeGeometry) -> Layouts:
         q_strips=tuple(q_strips),
         keys=tuple(keys),
         values=values,
-        values_dtype=values_dtype,
-        values_swizzle=warpgroup.make_smem_layout_atom(kind_of[values_dtype.width], values_dtype).inner,
+        value_kind=(warpgroup.make_smem_layout_atom(kind_of[values_dtype.width], values_dtype).inner, values_dtype),
         vectors=tuple(vectors),
     )
 
@@ -220,8 +217,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     keys = KeyPlaces(
         strips=each(strips, layouts.keys, strip_numbers),
         values=tuple(
-            cute.make_tensor(cute.recast_ptr(base + at, layouts.values_swizzle, layouts.values_dtype), layouts.values)
-            for at in values
+            cute.make_tensor(cute.recast_ptr(base + at, *layouts.value_kind), layouts.values) for at in values
         ),
         copied=tuple(
             cute.recast_ptr(base + at, swizzle, dtype)
