@@ -31,7 +31,8 @@ from .schedule import DecodeSchedule
 
 class Layouts(NamedTuple):
     """Layouts in shared memory, one for each strip of a cache row where they are tuples. `values`: of one value MMA,
-    whose swizzle and dtype are `value_kind`. `vectors`: (4 words, 8 rows, vectors in a row of a pattern, patterns, groups of rows, stages)."""
+    whose swizzle and dtype are `value_kind`. `vectors`: (4 words, 8 rows, vectors in a row of a pattern, patterns,
+    groups of rows, stages)."""
 
     dtypes: tuple
     swizzles: tuple
