@@ -10,7 +10,7 @@ from cutlass.cute.nvgpu import warp
 
 from ....parts.alignment import aligned, shared_vector
 from ....parts.hopper.fragment import rows_columns
-from ....parts.hopper.softmax import quad_sum
+from ....parts.hopper.softmax import quad_sum, scale_rows
 from ....parts.precision import packed_words
 from ....parts.ptx import pinned
 from ....parts.row_end import BASE_2, RowEnd, count_sink, end_of_row, write_log_sum
@@ -63,23 +63,35 @@ def finish(state: DecodeState, mine: Int32, number: Int32, results: Results):
         (first + mine * (second - first)) * geometry.value_columns
         for first, second in zip(geometry.places(0), geometry.places(1), strict=True)
     ]
+    if const_expr(anchor is not None):
+        _divide_by_sums(state.outputs, factors, anchor)
     if task.slot >= 0:
-        end_partial(state, mine, positions, columns, task, factors, anchor, log_sums, results.partials)
+        end_partial(state, mine, positions, columns, task, factors, log_sums, results.partials)
     else:
-        _end_whole(state, mine, positions, columns, task, factors, anchor, log_sums, results)
+        _end_whole(state, mine, positions, columns, task, factors, log_sums, results)
+
+
+@cute.jit
+def _divide_by_sums(outputs: tuple, factors: cute.Tensor, anchor: Float32) -> None:
+    """Divide outputs by their rows' sums: averages of 8-bit values, whose scales are near the anchor, lie where float16
+    holds them; their sums may not, and the quotient of a small anchor and a sum is below what float32 holds in full.
+    `factors` then hold the anchor, 0 where a row has seen no key. (All warps do this, also those without rows: where
+    each stores, behind a branch, calls of few rows took 1 us longer.)"""
+    for output in outputs:
+        scale_rows(rows_columns(output), factors)
+    for row in cutlass.range_constexpr(cute.size(factors)):
+        factors[row] = Float32(0.0) if factors[row] == 0.0 else anchor
 
 
 @cute.jit
 def _end_whole(
     state: DecodeState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
-    anchor: Float32 | None, log_sums: cute.Tensor, results: Results,
+    log_sums: cute.Tensor, results: Results,
 ) -> None:  # fmt: skip
     """End rows that have no other segment: this one has all of their tiles, or they have none."""
     rows, ending = output_of(results.out, task.first_row, task.rows), results.ending
     logged = const_expr(results.lse is not None)
     for row in cutlass.range_constexpr(cute.size(factors)):
-        if const_expr(anchor is not None):
-            factors[row] = factors[row] * anchor
         end = RowEnd(factors[row], log_sums[row])
         end = count_sink(ending, task.first_row + positions[row], end, BASE_2, logged)
         factors[row] = end.factor * ending.output_scale

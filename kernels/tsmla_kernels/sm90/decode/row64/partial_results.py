@@ -23,26 +23,22 @@ from .tile import DecodeState
 @cute.jit
 def end_partial(
     state: DecodeState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
-    anchor: Float32 | None, log_sums: cute.Tensor, partials: Partials,
+    log_sums: cute.Tensor, partials: Partials,
 ) -> None:  # fmt: skip
     """End a segment whose rows have other segments. A rehearsal, which has no rows, runs all that a whole row tile
     would, but stores nothing.
 
     positions, columns: of this thread's rows in the row tile, and of its outputs in a row. factors, log_sums: what
-    divides a row by its sum, and its LSE. anchor: what outputs are to be multiplied by, too, where rows have scales."""
+    outputs are to be multiplied by, and the row's LSE."""
     run_for = task.rows
     if is_rehearsal(task):
         run_for = Int32(state.geometry.tile_q)
     kept = state.geometry.partial_rows
     if const_expr(kept.lifted):
-        if const_expr(anchor is not None):
-            _divide_by_sums(state.outputs, factors, anchor)
         _store_lifted(state, mine, positions, columns, task, run_for, factors, partials)
     else:
         for row in cutlass.range_constexpr(cute.size(factors)):
             stored = positions[row] < task.rows
-            if const_expr(anchor is not None):
-                factors[row] = factors[row] * anchor
             if positions[row] < run_for:
                 partial = partials.rows[task.slot, positions[row], None]
                 lane = state.place.coordinates[row, 0][1] // 2
@@ -55,17 +51,6 @@ def end_partial(
     for row in cutlass.range_constexpr(cute.size(factors)):
         if mine == 0 and state.place.coordinates[0, 0][1] == 0 and positions[row] < task.rows:
             partials.lse[task.slot, positions[row]] = log_sums[row]
-
-
-@cute.jit
-def _divide_by_sums(outputs: tuple, factors: cute.Tensor, anchor: Float32) -> None:
-    """Divide outputs by their rows' sums: averages of 8-bit values, whose scales are near the anchor, lie where float16
-    holds them; their sums may not. `factors` then hold the anchor, 0 where a row has seen no key. (All warps do this,
-    also those without rows: where each stores, behind a branch, calls of few rows took 1 us longer.)"""
-    for output in outputs:
-        scale_rows(rows_columns(output), factors)
-    for row in cutlass.range_constexpr(cute.size(factors)):
-        factors[row] = Float32(0.0) if factors[row] == 0.0 else anchor
 
 
 @cute.jit
