@@ -11,7 +11,7 @@ from tsmla.identity.dtype import bytes_of
 from ....decode.partials import Partials
 from ....parts.hopper.epilogue import store_vector
 from ....parts.hopper.fragment import rows_columns
-from ....parts.hopper.softmax import quad_max, scale_rows
+from ....parts.hopper.softmax import quad_max
 from ....parts.precision import fits_float16, largest_finite, lift_of
 from ....parts.ptx import store_if
 from ....parts.warp import QUAD
