@@ -77,6 +77,8 @@ DOES = {
     "transpose_values": "transposes 8-bit values for the second product",
     "widen_values": "makes float16 of 8-bit values for the second product",
     "attend": "scores keys, makes probabilities, adds up values, writes the rows",
+    "attend_turned": "adds up values, which it widens on the way to registers, for rows as columns; writes the rows",
+    "score_tiles": "scores keys, and makes probabilities, for the warpgroups that add up values",
     "clean": "writes zeros over keys that no row may see; brings scales of keys",
     "deal": "finds the CTA's share of the work and tells it to the others, a task at a time",
     "load_few": "copies tiles of keys as they are stored",

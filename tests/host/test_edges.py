@@ -56,6 +56,8 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             fills |= {f"landed{piece}": (32 if small else 4 * 32, 0) for piece in range(pieces)}
         else:
             fills["landed"] = (pieces, 0)
+        if small and not (gathers or variant.row.apart):  # one warpgroup scores, two multiply values
+            return {"q": (1, 4), **fills, "exchanged": (4, 8), "ends": (4, 8), "dealt": (1, told)}
         return {
             "q": (1, 8),
             **fills,
@@ -122,7 +124,7 @@ def sizes(variant, kernel: str) -> dict[str, int]:
             stored = {"kv0": 64 * (128 + 16), "kv1": 64 * (128 + 16), "kv2": 64 * 128, "kv3": 64 * 128 + 64 * rope}
             return {"q": 64 * 1152, **stored, **{f"ready{i}": size for i, size in enumerate(made)}}
         pieces = {f"kv{i}": 64 * (width * element + rope * (i == len(columns) - 1)) for i, width in enumerate(columns)}
-        values = {"values0": 64 * 256, "values1": 64 * 256} if element == 1 else {}
+        values = {"values0": 64 * 256, "values1": 64 * 256} if element == 1 and variant.gathers else {}
         if variant.row.apart:
             values = {"values": 64 * 128 * 2}
         scales = {"scales": 64 * 3 * 4} if variant.row.apart else {}

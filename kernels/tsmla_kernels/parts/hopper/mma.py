@@ -31,8 +31,10 @@ def issue(
     a: cute.Tensor,
     b: cute.Tensor,
     keep: Boolean | bool,
+    first: cutlass.Constexpr[int] = 0,
 ) -> None:
-    """Start accumulator = a b^T (plus the accumulator when `keep`) and commit it as one group; does not wait.
+    """Start accumulator = a b^T (plus the accumulator when `keep`) and commit it as one group; does not wait. first:
+    the step of b that a begins with.
 
     The fence orders this warp's earlier accesses of the accumulator's and a's registers before the product. PTX asks
     for none where the fence of a product issued earlier covers them; ptxas then adds one, or serialises all products.
@@ -43,7 +45,7 @@ def issue(
     warpgroup.fence()
     for k in cutlass.range_constexpr(cute.size(a, mode=[2])):
         atom.set(warpgroup.Field.ACCUMULATE, keep if const_expr(k == 0) else True)
-        cute.gemm(atom, accumulator, a[None, None, k], b[None, None, k], accumulator)
+        cute.gemm(atom, accumulator, a[None, None, k], b[None, None, first + k], accumulator)
     warpgroup.commit_group()
 
 

@@ -109,7 +109,7 @@ def _attend_task(
     scale_log2 = softmax_scale * LOG2_E if const_expr(scales is None) else Float32(1.0)
     reference.fill(lowest_reference(scale_log2))
     row_sum.fill(0.0)
-    all_keys = _tell_keys(view, task, heads, coordinates, reference, row_keys)
+    all_keys = tell_keys(view, task, heads, coordinates, reference, row_keys)
     scaling = None
     if const_expr(scales is not None):
         scaling = _scaling(query_scales, mma_rope.op, softmax_scale * LOG2_E)
@@ -175,7 +175,7 @@ def _attend_task(
 
 
 @cute.jit
-def _tell_keys(
+def tell_keys(
     view: Visibility, task: Task, heads: Divisor, coordinates: cute.Tensor, reference: cute.Tensor,
     row_keys: cute.Tensor,
 ) -> VisibleKeys:  # fmt: skip

@@ -37,6 +37,15 @@ CONVERTERS = len(LOAD_WARPS)
 """Warpgroups that convert, where rows are converted: each the strips of one loading warp."""
 OUTPUTS = 2
 """Accumulators of one warpgroup's half of the output."""
+TURNED_OUTPUTS = 4
+"""Accumulators of one warpgroup's half of the output where value products are turned, each of TURNED_DIMS dims."""
+TURNED_DIMS = 64
+WARP_DIMS = 16
+"""Dims of an accumulator that a warp has."""
+WEIGHT_STAGES = 4
+"""Tiles of probabilities that lie in shared memory where value products are turned."""
+STAGED_ROWS = 8
+"""Rows of the result that a warp stages at a time where value products are turned."""
 PARTS_AT_ONCE = 2
 """Parts of a value product that have accumulators, where parts are summed by themselves: one is added to the output
 while the other is multiplied."""
@@ -50,7 +59,11 @@ class DecodeGeometry:
     with the last of these. Scores start with the first strip that is there. In 16-bit caches, a strip is free again as
     soon as the warpgroup that holds its output has multiplied it.
 
-    In 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
+    In 8-bit caches that are read by bulk copies, value products are turned (`turns`): dims x keys times keys x rows, in
+    float16, with values as the operand in registers; a strip is free again when it has been scored and the warpgroup
+    that has its dims has loaded it.
+
+    In other 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: products read
     them with keys contiguous. A strip is free again as soon as it has been transposed and scored. Sums of 8-bit
     products keep 13 bits, too few for all keys of a segment: each tile's are summed by themselves, in parts of some
     columns, and added to the output in float32.
@@ -88,6 +101,8 @@ class DecodeGeometry:
         scale_stages = 0
         if row.apart:
             stages, value_stages, scale_stages = 2, 5, 4
+        elif row.piece("latent").dtype.bits == 8 and not variant.gathers:
+            stages, value_stages = 4, 0
         geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row, ctas, variant.gathers)
         geometry.check()
         return geometry
@@ -108,14 +123,19 @@ class DecodeGeometry:
         return self.stored != self.row
 
     @property
+    def turns(self) -> bool:
+        """Whether value products are turned: values, widened to float16, are the operand in registers."""
+        return self.element_bytes == 1 and not (self.gathers or self.scaled)
+
+    @property
     def transposes(self) -> bool:
         """Whether values are transposed before their product, and multiplied in 8 bits."""
-        return self.element_bytes == 1 and not self.widens
+        return self.element_bytes == 1 and not (self.turns or self.widens)
 
     @property
     def widens(self) -> bool:
-        """Whether values are widened to float16 before their product. If they are not, nor transposed, it reads them
-        where they were loaded.
+        """Whether values are widened to float16, in shared memory, before their product. If they are not, nor
+        transposed nor turned, it reads them where they were loaded.
 
         Beside transposing, SnapMLA's rows take 0.84 to 0.85 of the time, e4m3 ones 1.05 to 1.16 with 64 heads and more
         (kernels/log/hopper-decode.md, "Values widened to float16")."""
@@ -124,7 +144,7 @@ class DecodeGeometry:
     @property
     def probabilities(self) -> Probabilities:
         """How probabilities enter the value product."""
-        return Probabilities.of(self.row.piece("latent").dtype, self.widens)
+        return Probabilities.of(self.row.piece("latent").dtype, self.turns or self.widens)
 
     @property
     def helpers_gather(self) -> bool:
@@ -289,7 +309,13 @@ class DecodeGeometry:
     def exchange_bytes(self) -> int:
         """Bytes of all that the attending warpgroups exchange: `exchanged_bytes`; row sums of both, for two segments;
         the first and the last key that a row sees, for either."""
-        return self.exchanged_bytes + self.tile_q * (4 * 4 + 4 * 4)
+        return self.exchanged_bytes + self.tile_q * (4 * 4 + 4 * 4) + self.told_bytes
+
+    @property
+    def told_bytes(self) -> int:
+        """Bytes of what warpgroups tell each other of rows where value products are turned: by how much outputs are
+        rescaled before each tile that has probabilities, and whether they are; what ends rows, for two segments."""
+        return WEIGHT_STAGES * (self.tile_q + WARPGROUP // 32) * 4 + 2 * self.tile_q * 4 if self.turns else 0
 
     @property
     def partial_rows(self) -> PartialRows:
@@ -297,9 +323,11 @@ class DecodeGeometry:
         of any magnitude. float16 values are kept in float32: their outputs would be rounded twice to the same bits."""
         if self.row.piece("latent").dtype is Dtype.FP16:
             return PartialRows()
-        if not self.transposes:
+        if not (self.transposes or self.turns):
             return PartialRows(NUMERIC[Dtype.FP16], in_quads=True, lifted=Lifted.EVEN_AND_ODD)
         kept = PartialRows.of(self.row.dtype)
+        if self.turns:
+            return kept
         return dataclasses.replace(kept, in_quads=kept.dtype.width == 16)
 
     @property
@@ -308,10 +336,17 @@ class DecodeGeometry:
         return self.tile_q * self.tile_kv * bytes_of(self.probabilities.dtype.bits)
 
     @property
+    def staged_bytes(self) -> int:
+        """Bytes of rows that all warps stage at a time where value products are turned."""
+        return 2 * (WARPGROUP // 32) * STAGED_ROWS * TURNED_DIMS * 2
+
+    @property
     def exchanged_bytes(self) -> int:
         """Bytes of one tile's probabilities, in register order: STAGED_HALF_STRIDE bytes hold 16 of every thread, and
         lie in the order of threads. At the end of a segment the warps stage results there, in the places of their own
         threads and of their counterparts' (`results.py`)."""
+        if self.turns:
+            return WEIGHT_STAGES * self.probabilities_bytes + self.staged_bytes
         return max(self.probabilities_bytes, 4 * STAGED_HALF_STRIDE)
 
     @property
@@ -332,6 +367,8 @@ class DecodeGeometry:
     def accumulator_registers(self) -> int:
         """32-bit registers an attending thread holds: output, scores or parts of a value product, own and received
         probabilities. Where rows are converted, it has received ones only when it has no own ones (`attend`)."""
+        if self.turns:  # outputs and operands of values
+            return self.d_half // 2 + self.tile_kv // 2
         probabilities, beside = 1 if self.converts else 2, self.tile_kv
         if self.transposes:
             beside = max(beside, PARTS_AT_ONCE * self.product_columns)

@@ -30,6 +30,8 @@ from .keys.stream import Keys
 from .keys.streams import stream_of
 from .schedule import CLEAN_WARP, DEAL_WARP, DecodeSchedule
 from .storage import shared_of
+from .turned.attend import attend_turned
+from .turned.score import score_tiles
 
 
 class Products(NamedTuple):
@@ -105,23 +107,32 @@ class Row64Kernel:
         elif warp >= 3 * WARPGROUP // 32:
             if const_expr(schedule.helpers > 0):
                 cute.arch.setmaxregister_decrease(schedule.helper_registers)
-                self.stream.help(keys, shared, view, heads)
+                if const_expr(geometry.turns):
+                    attending = Attending(products, view, heads, results, softmax_scale, keys.scales)
+                    score_tiles(geometry, shared, attending)
+                else:
+                    self.stream.help(keys, shared, view, heads)
                 if const_expr(geometry.helpers_gather):
                     cute.arch.griddepcontrol_launch_dependents()
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
             attending = Attending(products, view, heads, results, softmax_scale, keys.scales)
-            attend(geometry, shared, attending)
+            if const_expr(geometry.turns):
+                attend_turned(geometry, shared, attending)
+            else:
+                attend(geometry, shared, attending)
         if const_expr(paired):  # the other CTA may still tell this one that it has left a stage
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
 
     def products(self) -> Products:
         """Make, on the host, the products: scores = Q K^T with both in shared memory, one more for rope pieces where
-        they have a dtype of their own; output += P V with P in registers."""
+        they have a dtype of their own; output += P V with P in registers, or, turned, output^T += V^T P^T with V^T in
+        registers."""
         geometry = self.geometry
         k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
-        v_major = k_major if geometry.transposes else mn_major
+        v_major = k_major if geometry.transposes or geometry.turns else mn_major
+        columns = geometry.tile_q if geometry.turns else geometry.product_columns
         one = (1, 1, 1)
         qk, *rope = (
             hopper.make_trivial_tiled_mma(dtype, dtype, k_major, k_major, Float32, one, (64, geometry.tile_kv))
@@ -129,6 +140,6 @@ class Row64Kernel:
         )
         operands = map(numeric, geometry.probabilities.operands)
         pv = hopper.make_trivial_tiled_mma(
-            *operands, k_major, v_major, Float32, one, (64, geometry.product_columns), warpgroup.OperandSource.RMEM
+            *operands, k_major, v_major, Float32, one, (64, columns), warpgroup.OperandSource.RMEM
         )
         return Products(qk, rope[0] if geometry.scaled else None, pv)

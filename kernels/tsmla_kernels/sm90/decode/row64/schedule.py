@@ -7,7 +7,7 @@ import dataclasses
 from ....limits import WARPGROUP, registers_at_launch
 from ....parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, LaneCopies, Party, Role, Warps
 from ..work.ring import DEALT_AT, TASK_RING, TASK_WORDS
-from .geometry import CONVERTERS, LOAD_WARPS, DecodeGeometry
+from .geometry import CONVERTERS, LOAD_WARPS, WEIGHT_STAGES, DecodeGeometry
 
 CLEAN_WARP = 1
 DEAL_WARP = 2
@@ -26,7 +26,7 @@ class DecodeSchedule:
     | rows | 0: warps 0, 3 | 0: warp 1 | 0: warp 2 | 1, 2 | 3 | 4 |
     |---|---|---|---|---|---|---|
     | 16 bits | load | clean | deal | attend | none | none |
-    | 8 bits | load | clean | deal | attend | transpose values | none |
+    | 8 bits | load | clean | deal | attend | score | none |
     | 8 bits, a scale for each | load | clean; bring scales | deal | attend | widen values | none |
     | converted | load | nothing | deal | attend | convert, clean | convert, clean |
     | gathered, 16 bits | 3: load query | tell which keys are there | deal | attend | gather | none |
@@ -45,6 +45,8 @@ class DecodeSchedule:
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
         if geometry.helpers_gather or geometry.widens:
             schedule = cls(geometry, 32, 216, 48, 1)
+        elif geometry.turns:
+            schedule = cls(geometry, 32, 184, 112, 1)
         elif geometry.transposes:
             schedule = cls(geometry, 32, 224, 32, 1)
         elif geometry.ctas > 1:
@@ -92,13 +94,19 @@ class DecodeSchedule:
 
     @property
     def attend(self) -> Role:
-        return Role("attend", tuple(range(WARPS, 3 * WARPS)), self.attend_registers)
+        name = "attend_turned" if self.geometry.turns else "attend"
+        return Role(name, tuple(range(WARPS, 3 * WARPS)), self.attend_registers)
 
     @property
     def make_values(self) -> Role:
         """Who transposes or widens values."""
         name = "widen_values" if self.geometry.widens else "transpose_values"
         return Role(name, self._helpers, self.helper_registers)
+
+    @property
+    def score(self) -> Role:
+        """Who scores tiles, where value products are turned."""
+        return Role("score_tiles", self._helpers, self.helper_registers)
 
     @property
     def convert(self) -> Role:
@@ -115,6 +123,8 @@ class DecodeSchedule:
         others = (self.gather,) if self.geometry.helpers_gather else ()
         if self.values_names:
             others = (self.make_values,)
+        elif self.geometry.turns:
+            others = (self.score,)
         return (self.load, self.clean, self.deal, self.attend, *others)
 
     @property
@@ -136,7 +146,10 @@ class DecodeSchedule:
         `referenced` and `exchanged` have a stage for each two warps, one of either attending warpgroup, that hold the
         same rows. The one that scores a tile tells its references, and then hands over its probabilities. The other has
         read them when it tells those of the next tile. `dealt` are tasks. `scales` are what scores and sums need of the
-        scales of a tile's keys."""
+        scales of a tile's keys.
+
+        Where value products are turned, one warpgroup scores all tiles and hands the probabilities of all rows over, in
+        `exchanged`, with what outputs are multiplied by before; at the end of a task, what ends rows, in `ends`."""
         geometry = self.geometry
         scorer = Warps(self.attend, 2, "the warpgroup that scores the tile")
         scorer_of_rows = (Warps(self.attend, 2 * WARPS, "of a pair, the warp that scores the tile"),)
@@ -147,10 +160,13 @@ class DecodeSchedule:
         adder = emptied_by
         if self.values_names:
             emptied_by = (Warps(self.make_values), scorer)
+        elif geometry.turns:
+            emptied_by = (*emptied_by, Warps(self.score))
         told = tuple(Warps(role) for role in self.roles if role != self.deal)
         loaders = len(self.load.warps)
         loader = Warps(self.load, loaders, "the warp that loads the query" if loaders > 1 else "")
-        edges = [EdgeSpec("q", (Either(Copies(self.load), loader),), (Warps(self.attend),), 1, geometry.q_bytes)]
+        scores = (Warps(self.score if geometry.turns else self.attend),)
+        edges = [EdgeSpec("q", (Either(Copies(self.load), loader),), scores, 1, geometry.q_bytes)]
         converters = (self.convert,) if self.ready_names else ()
         through = (self.gather,) if self.landed_names else ()
         lanes = (LaneCopies(self.gather, loaders, "the warp that loads the strip" if loaders > 1 else ""),)
@@ -171,17 +187,14 @@ class DecodeSchedule:
         for name, size in zip(self.ready_names, geometry.ready_bytes, strict=False):
             filled_by = (Warps(self.convert, CONVERTERS, "the warpgroup that converts the strip"),)
             edges.append(EdgeSpec(name, filled_by, NOBODY, geometry.stages, size, read_by=(self.attend,)))
-        tile_bytes, references, probabilities = (
-            sum(geometry.edge_bytes), geometry.tile_q * 4 // WARPS, geometry.probabilities_bytes // WARPS
-        )  # fmt: skip
+        tile_bytes = sum(geometry.edge_bytes)
         if geometry.gathers and not geometry.converts:
             for name, size in zip(self.landed_names, geometry.edge_bytes, strict=True):
                 edges.append(EdgeSpec(name, lanes, NOBODY, geometry.stages, size, read_by=(self.clean,)))
         elif not geometry.converts:
             edges.append(EdgeSpec("landed", (each_strip,), NOBODY, geometry.stages, tile_bytes, read_by=(self.clean,)))
         edges += [
-            EdgeSpec("referenced", scorer_of_rows, NOBODY, WARPS, references, read_by=(self.attend,)),
-            EdgeSpec("exchanged", scorer_of_rows, NOBODY, WARPS, probabilities, read_by=(self.attend,)),
+            *self._told(scorer_of_rows),
             EdgeSpec("dealt", (Warps(self.deal),), told, TASK_RING, TASK_WORDS * 4),
         ]
         if geometry.scaled:
@@ -191,6 +204,21 @@ class DecodeSchedule:
             made_by = (Warps(self.make_values),)
             edges.append(EdgeSpec(name, made_by, adder, geometry.value_stages, geometry.values_bytes))
         return EdgeTable(tuple(edges), DEALT_AT)
+
+    def _told(self, scorer_of_rows: tuple[Warps, ...]) -> tuple[EdgeSpec, ...]:
+        """Edges of what is told of a tile's rows. Where value products are turned, one warpgroup scores all tiles, and
+        both that attend read the probabilities of all rows in shared memory; `ends` is what ends rows."""
+        geometry, size = self.geometry, self.geometry.probabilities_bytes
+        if geometry.turns:
+            told, by = (Warps(self.score),), (Warps(self.attend),)
+            return (
+                EdgeSpec("exchanged", told, by, WEIGHT_STAGES, size),
+                EdgeSpec("ends", told, by, 2, geometry.tile_q * 4),
+            )
+        return (
+            EdgeSpec("referenced", scorer_of_rows, NOBODY, WARPS, geometry.tile_q * 4 // WARPS, read_by=(self.attend,)),
+            EdgeSpec("exchanged", scorer_of_rows, NOBODY, WARPS, size // WARPS, read_by=(self.attend,)),
+        )
 
     @property
     def kv_names(self) -> tuple[str, ...]:

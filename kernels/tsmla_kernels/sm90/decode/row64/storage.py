@@ -23,6 +23,7 @@ from .geometry import (
     PATTERN_COLUMNS,
     REFERENCES_AT,
     THERE_AT,
+    WEIGHT_STAGES,
     DecodeGeometry,
 )
 from .pair_edge import PairEdge
@@ -68,6 +69,20 @@ class KeyPlaces(NamedTuple):
     vectors: tuple
 
 
+class TurnedExchange(NamedTuple):
+    """What attending warpgroups tell each other where value products are turned.
+
+    weights: probabilities of tiles, [rows, keys, stages], for products; weights_at: their address. rescales, moved: by
+    how much outputs are rescaled before a tile, [rows, stages], and whether any of a warp's rows is, [warps, stages].
+    ends: what rows are multiplied by at the end of a task, [rows, 2]."""
+
+    weights: cute.Tensor
+    weights_at: Int32
+    rescales: cute.Tensor
+    moved: cute.Tensor
+    ends: cute.Tensor
+
+
 class Exchange(NamedTuple):
     """What warps tell each other.
 
@@ -85,6 +100,7 @@ class Exchange(NamedTuple):
     folded: tuple | None
     anchors: cute.Tensor
     there: cute.Tensor
+    turned: TurnedExchange | None
 
 
 class Edges(NamedTuple):
@@ -96,8 +112,9 @@ class Edges(NamedTuple):
     ready: tuple
     values: tuple
     landed: Signals | tuple | None
-    referenced: Signals
-    exchanged: Signals
+    referenced: Signals | None
+    ends: WarpEdge | None
+    exchanged: Signals | WarpEdge
     scales: WarpEdge | None
 
 
@@ -197,13 +214,11 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     row_keys = row_sums + geometry.tile_q * 4 * 4
     folded, stages, words = exchange + geometry.exchange_bytes, geometry.scale_stages, geometry.folded_bytes // 4
     vectors = geometry.probabilities_bytes // WARPGROUP // 16
+    staging, turned = exchange, None
+    if geometry.turns:
+        staging = exchange + WEIGHT_STAGES * geometry.probabilities_bytes
+        turned = _turned(geometry, base, exchange, row_keys + geometry.tile_q * 4 * 4)
     tasks = plain(DEALT_AT, cute.make_layout((TASK_WORDS, TASK_RING)), Int32)
-    kv_edge = TmaEdge
-    if geometry.ctas > 1:
-        kv_edge = PairEdge
-    elif geometry.gathers:
-        kv_edge = LaneCopiesEdge if geometry.converts else WarpEdge
-    kv_edges = tuple(barriers.edge(name, kv_edge) for name in schedule.kv_names)
     stored_dtype = numeric(geometry.stored.piece("latent").dtype)
     assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= ANCHORS_AT - geometry.tile_q * 4
     assert ANCHORS_AT + TASK_RING * 4 <= THERE_AT <= BARRIER_BYTES - geometry.stages * geometry.tile_kv // 8
@@ -239,7 +254,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     )
     told = Exchange(
         probabilities=plain(exchange, cute.make_layout((4, vectors, WARPGROUP), stride=(1, 4 * WARPGROUP, 4)), Int32),
-        staging=(base + exchange).toint(),
+        staging=(base + staging).toint(),
         references=plain(REFERENCES_AT, cute.make_layout(geometry.tile_q), Float32),
         row_sums=plain(row_sums, cute.make_layout((geometry.tile_q, 2, 2)), Float32),
         row_keys=plain(row_keys, cute.make_layout((2, geometry.tile_q, 2)), Int32),
@@ -253,18 +268,57 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         else None,
         anchors=plain(ANCHORS_AT, cute.make_layout(TASK_RING), Float32),
         there=plain(THERE_AT, cute.make_layout((geometry.tile_kv // 32, geometry.stages)), Int32),
+        turned=turned,
     )
-    edges = Edges(
+    edges = _edges(geometry, schedule, barriers)
+    return Shared(query, keys, told, edges, Dealt(tasks, barriers.edge("dealt", WarpEdge)))
+
+
+def _turned(geometry: DecodeGeometry, base: cute.Pointer, weights: int, told: int) -> TurnedExchange:
+    """Places where probabilities lie from `weights` on, and what is told of rows from `told` on."""
+    dtype = numeric(geometry.probabilities.dtype)
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, dtype)
+    rows, stages = geometry.tile_q, WEIGHT_STAGES
+    line = geometry.tile_kv
+    assert bytes_of(dtype.width, line) == 128, geometry
+    layout = cute.make_layout(
+        ((GROUP_ROWS, rows // GROUP_ROWS), line, stages), stride=((line, GROUP_ROWS * line), 1, rows * line)
+    )
+    warps = WARPGROUP // 32
+    moved = told + rows * stages * 4
+    ends = moved + warps * stages * 4
+
+    def plain(offset, layout, element):
+        return cute.make_tensor(cute.recast_ptr(base + offset, dtype=element), layout)
+
+    return TurnedExchange(
+        weights=cute.make_tensor(cute.recast_ptr(base + weights, atom.inner, dtype), layout),
+        weights_at=(base + weights).toint(),
+        rescales=plain(told, cute.make_layout((rows, stages)), Float32),
+        moved=plain(moved, cute.make_layout((warps, stages)), Int32),
+        ends=plain(ends, cute.make_layout((rows, 2)), Float32),
+    )
+
+
+def _edges(geometry: DecodeGeometry, schedule: DecodeSchedule, barriers: Barriers) -> Edges:
+    """Edges, each of the class that its parties need."""
+    kv_edge = TmaEdge
+    if geometry.ctas > 1:
+        kv_edge = PairEdge
+    elif geometry.gathers:
+        kv_edge = LaneCopiesEdge if geometry.converts else WarpEdge
+    kv_edges = tuple(barriers.edge(name, kv_edge) for name in schedule.kv_names)
+    return Edges(
         q=barriers.edge("q", TmaEdge),
         kv=kv_edges,
         ready=tuple(barriers.edge(name, WarpEdge) for name in schedule.ready_names) or kv_edges,
         values=tuple(barriers.edge(name, WarpEdge) for name in schedule.values_names) or kv_edges,
         landed=_landed(geometry, schedule, barriers),
-        referenced=barriers.edge("referenced", Signals),
-        exchanged=barriers.edge("exchanged", Signals),
+        referenced=None if geometry.turns else barriers.edge("referenced", Signals),
+        ends=barriers.edge("ends", WarpEdge) if geometry.turns else None,
+        exchanged=barriers.edge("exchanged", WarpEdge if geometry.turns else Signals),
         scales=barriers.edge("scales", WarpEdge) if geometry.scaled else None,
     )
-    return Shared(query, keys, told, edges, Dealt(tasks, barriers.edge("dealt", WarpEdge)))
 
 
 def _landed(geometry: DecodeGeometry, schedule: DecodeSchedule, barriers: Barriers):

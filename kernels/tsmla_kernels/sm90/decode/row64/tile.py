@@ -65,8 +65,8 @@ class DecodeState(NamedTuple):
     value product, where these are summed by themselves."""
 
     operands: mma.Operands
-    own: cute.Tensor
-    received: cute.Tensor
+    own: cute.Tensor | None
+    received: cute.Tensor | None
     outputs: tuple
     parts: tuple
     rows: RowStates
@@ -124,7 +124,7 @@ def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: c
         is_first = index == (1 if const_expr(follows) else 0)
     if is_border or is_first:
         if is_border:
-            _hide(state, scores, first_key, there)
+            hide(state, scores, first_key, there)
         if is_first:
             if const_expr(follows):
                 follow(state, await_references(state, index - 1))
@@ -157,7 +157,7 @@ def _there(state: DecodeState, index: Int32) -> tuple[Int32, ...]:
 
 
 @cute.jit
-def _hide(state: DecodeState, scores: cute.Tensor, first_key: Int32, there: tuple | None):
+def hide(state: DecodeState, scores: cute.Tensor, first_key: Int32, there: tuple | None):
     """Set scores of keys that a row may not see, or that are not there, to -inf; `first_key` is the tile's first."""
     view = rows_columns(scores)
     if const_expr(there is not None):  # from this lane's first column on: bits are told by constants, not by registers
@@ -234,11 +234,11 @@ def make_probabilities(
 @cute.jit
 def _move(state: DecodeState, scores: cute.Tensor):
     move_reference(rows_columns(scores), state.rows.reference, None, state.rows.rescale, state.scale_log2)
-    _rescale_sums(state, state.rows.rescale)
+    rescale_sums(state, state.rows.rescale)
 
 
 @cute.jit
-def _rescale_sums(state: DecodeState, rescale: cute.Tensor):
+def rescale_sums(state: DecodeState, rescale: cute.Tensor):
     """Rescale the rows' sums by products that are rounded by themselves: fused with the sum that follows in some
     kernels only, they would make last bits differ between rows that are converted and bf16 ones."""
     sums = [state.rows.total]
@@ -302,7 +302,7 @@ def await_references(state: DecodeState, index: Int32) -> cute.Tensor:
 @cute.jit
 def follow(state: DecodeState, received: cute.Tensor):
     follow_reference(received, state.rows.reference, state.rows.rescale_received, state.scale_log2)
-    _rescale_sums(state, state.rows.rescale_received)
+    rescale_sums(state, state.rows.rescale_received)
 
 
 @cute.jit

@@ -1,6 +1,6 @@
 """A stream of keys: how rows come from the cache to shared memory as they are multiplied.
 
-`KeyStream` is that of rows which are multiplied as they are stored, in 16 bits. Each other kind of rows has a stream of
+`KeyStream` is that of rows which are multiplied as they are stored. Each other kind of rows has a stream of
 its own, which says what differs: the tensor maps, which places they fill, and what helping warps do."""
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Keys(NamedTuple):
 
 
 class KeyStream:
-    """The stream of 16-bit rows."""
+    """The stream of rows that are multiplied as they are stored: 16-bit ones, and 8-bit ones whose value products are
+    turned."""
 
     def __init__(self, geometry: DecodeGeometry):
         self.geometry = geometry

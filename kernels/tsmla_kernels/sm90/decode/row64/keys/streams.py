@@ -11,7 +11,6 @@ from .gathered_stored import GatheredConvertedStream
 from .paired import PairedStream
 from .scaled import ScaledStream
 from .stream import KeyStream
-from .transposed import TransposedStream
 
 
 def stream_of(geometry: DecodeGeometry) -> KeyStream:
@@ -28,4 +27,4 @@ def stream_of(geometry: DecodeGeometry) -> KeyStream:
         return ConvertedStream(geometry)
     if geometry.scaled:
         return ScaledStream(geometry)
-    return TransposedStream(geometry) if geometry.transposes else KeyStream(geometry)
+    return KeyStream(geometry)

@@ -9,20 +9,10 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from .....limits import WARPGROUP
-from .....parts.division import Divisor
 from .....parts.hopper.transpose import transpose_pattern
-from .....parts.keys.visible import Visibility
 from ...work.task import Task, for_each_task
 from ..geometry import GROUP_ROWS, PATTERN_COLUMNS, DecodeGeometry
 from ..storage import Shared
-from .stream import Keys, KeyStream
-
-
-class TransposedStream(KeyStream):
-    """The stream of 8-bit rows without scales."""
-
-    def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
-        transpose_values(shared, self.geometry)
 
 
 @cute.jit
