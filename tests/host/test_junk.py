@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import decimal
 import fractions
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -232,6 +233,13 @@ def test_junk_for_an_operator(cpu_for_cuda, name: str) -> None:
         assert after_another == alone
 
     refused_or_answered()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_hostile_value_for_each_argument(name: str) -> None:
+    operator, arguments = OPERATORS[name]
+    for argument in arguments:
+        assert not answered(functools.partial(operator, **{**arguments, argument: Hostile()})), argument
 
 
 @pytest.mark.parametrize("name", OPERATORS)

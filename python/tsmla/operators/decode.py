@@ -232,7 +232,7 @@ def tsmla_decode(
         if scale_cache is not None:
             query, q_pe, query_scales = decode_rows.quantised(query, q_pe, query_scales, enable_pdl)
             kv_cache = decode_rows.typed(kv_cache)
-    elif getattr(kv_cache, "dtype", None) is torch.uint8:
+    elif isinstance(kv_cache, torch.Tensor) and kv_cache.dtype is torch.uint8:
         kv_cache = decode_rows.typed_whole(kv_cache)
     longest = 1 << (max_seq_len - 1).bit_length()  # as plans round it: calls of growing contexts stay of one kind
     tensors, options = written.tensors(), written.options(longest, chosen)
