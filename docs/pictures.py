@@ -74,7 +74,6 @@ SECTIONS = (
 
 DOES = {
     "load": "copies queries, keys and values into shared memory, but for what another role brings",
-    "transpose_values": "transposes 8-bit values for the second product",
     "widen_values": "makes float16 of 8-bit values for the second product",
     "attend": "scores keys, makes probabilities, adds up values, writes the rows",
     "attend_turned": "adds up values, which it widens on the way to registers, for rows as columns; writes the rows",

@@ -86,13 +86,19 @@ def test_rows_of_656_bytes(gpu, heads, sharing):
     judge_sharing(problem, attend(problem, torch.float64)[0], sharing)
 
 
-@pytest.mark.parametrize("heads, sharing", [(16, ALONE), (17, EVEN_AND_ODD)])
-def test_rows_with_a_scale_each(gpu, heads, sharing):
-    """A row's columns reach as far apart as e4m3 does."""
+@pytest.mark.parametrize("heads", [16, 17])
+def test_rows_with_a_scale_each(gpu, heads):
+    """A row's columns reach as far apart as e4m3 does. More than 16 query rows are kept as averages of stored numbers,
+    as those of an e4m3 cache are."""
     keys = [numbers(9, 2, scale) for scale in SCALES]
     query = torch.zeros(len(keys), 1, heads, LATENT + ROPE, device="cuda")
     scaled = make_scaled([KEYS] * len(keys), 1, heads, keys=keys, query=query)
-    judge_sharing(scaled.problem, attend_stored(scaled, "exact")[0], sharing, **scaled.arguments())
+    exact = attend_stored(scaled, "exact")[0]
+    if heads == 16:
+        judge_sharing(scaled.problem, exact, ALONE, **scaled.arguments())
+    else:
+        unit = torch.stack([rows.abs().max() / 448 for rows in keys]).double().view(-1, 1, 1, 1).expand_as(exact)
+        judge(scaled.problem, exact, LEAST_E4M3 * unit, LOST_E4M3 * unit, **scaled.arguments())
 
 
 def test_e4m3(gpu):

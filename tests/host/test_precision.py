@@ -72,18 +72,20 @@ def test_float16_holds_what_is_lifted_with_11_bits():
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if isinstance(v, DecodeVariant)], ids=str)
 def test_partial_rows_by_variant(variant):
-    """Lifted in 16 bits where Hopper multiplies bf16 rows, as they are stored or converted, or rows with scales; a
-    factor for each warpgroup's columns. Outputs of fp16 rows would be rounded twice to the same bits. Of few query
-    rows, those with scales have a factor for each warp."""
+    """Lifted in 16 bits where Hopper multiplies bf16 rows, as they are stored or converted, with a factor for each
+    warpgroup's columns, or rows with scales, with one factor. Outputs of fp16 rows would be rounded twice to the same
+    bits. Of few query rows, those with scales have a factor for each warp."""
     if variant.arch is not Arch.SM90A:
         assert not BlackwellDecode(variant).few.geometry.partial_rows.lifted
         return
     geometry = DecodeGeometry.of(variant)
     kept = geometry.partial_rows
-    lifted = Lifted.EVEN_AND_ODD if variant.dtype is Dtype.BF16 or geometry.scaled else None
+    lifted = Lifted.EVEN_AND_ODD if variant.dtype is Dtype.BF16 else Lifted.WHOLE_ROW if geometry.scaled else None
     assert kept.lifted is lifted
     assert kept.dtype.width == (16 if kept.lifted or variant.dtype is Dtype.E4M3 else 32)
-    assert kept.row_bytes(LATENT_DIM) == LATENT_DIM * kept.dtype.width // 8 + (12 if lifted else 4)
+    assert kept.row_bytes(LATENT_DIM) == LATENT_DIM * kept.dtype.width // 8 + 4 * (
+        1 + (lifted.factors if lifted else 0)
+    )
     few = partial_rows_of(variant, FEW_ROWS)
     assert partial_rows_of(variant, FEW_ROWS + 1) == kept
     if geometry.converts or geometry.scaled:
@@ -128,11 +130,11 @@ def test_hopper_products(variant, monkeypatch):
         HopperPrefill(variant)._mmas()
     pieces = [variant.dtype]
     if isinstance(variant, DecodeVariant):
-        pieces = [piece.dtype for piece in multiplied_row(variant.row, variant.dtype).pieces]
+        latent, *rope = (piece.dtype for piece in multiplied_row(variant.row, variant.dtype).pieces)
+        pieces = [latent, *(rope or [latent])]
     scores = [(numeric(dtype), numeric(dtype)) for dtype in pieces]
-    widens = variant.dtype.bits == 8 and not getattr(variant, "gathers", False)
-    widens = widens or (isinstance(variant, DecodeVariant) and variant.row.apart)
-    assert made == [*scores, tuple(map(numeric, Probabilities.of(variant.dtype, widens).operands))]
+    values = Probabilities.of(variant.dtype, widens=variant.dtype.bits == 8)
+    assert made == [*scores, tuple(map(numeric, values.operands))]
 
 
 def test_every_dtype_is_held_against_its_probabilities():

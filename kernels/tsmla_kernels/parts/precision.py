@@ -110,9 +110,10 @@ normal numbers."""
 
 
 class Lifted(enum.Enum):
-    """Which of a row's four 128-column blocks share a factor. EVEN_AND_ODD: 0, 2 and 1, 3. NONE: one each.
-    Value: index of block 1's factor, and of block 2's."""
+    """Which of a row's four 128-column blocks share a factor. WHOLE_ROW: all. EVEN_AND_ODD: 0, 2 and 1, 3. NONE: one
+    each. Value: index of block 1's factor, and of block 2's."""
 
+    WHOLE_ROW = 0, 0
     EVEN_AND_ODD = 1, 0
     NONE = 1, 2
 

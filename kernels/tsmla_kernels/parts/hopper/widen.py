@@ -23,9 +23,6 @@ BLOCK_KEYS = 16
 """Keys of ROW_BYTES dims each that a warp widens at once: two lanes have each."""
 AHEAD = 2
 """Vectors that a lane loads before it stores one: the compiler keeps loads and stores in order."""
-PATTERN_KEYS = 8
-PATTERN_BYTES = PATTERN_KEYS * ROW_BYTES // 2
-"""Bytes of a pattern of the source of `widen_patterns`: eight keys of 64 dims each."""
 
 
 @cute.jit
@@ -48,52 +45,18 @@ def widen(source: cute.Tensor, target: cute.Tensor, part: Int32, parts: cutlass.
 
 def _widen_row(dtype: type[cutlass.Numeric], read: Int32, write: Int32, keys: int) -> None:
     """Widen every other vector of a row of the source, from address `read`."""
-    vectors = ROW_BYTES // VECTOR_BYTES // 2
-    reads = [read ^ 2 * index * VECTOR_BYTES for index in range(vectors)]
-
-    def place(index: int, half: int) -> Int32:
-        second, vector = divmod(4 * index + half, ROW_BYTES // VECTOR_BYTES)
-        return (write ^ vector * VECTOR_BYTES) + second * (keys * ROW_BYTES)
-
-    _widen_vectors(dtype, reads, place)
-
-
-@cute.jit
-def widen_patterns(
-    dtype: cutlass.Constexpr, source: Int32, key_bytes: cutlass.Constexpr[int], target: Int32,
-    patterns: cutlass.Constexpr[int], keys: cutlass.Constexpr[int],
-) -> None:  # fmt: skip
-    """Widen `patterns` patterns of 64 dims, of each of `keys` keys; all lanes of a warp call it. Both tiles lie in
-    groups of eight keys, each all of its patterns: those of the source take `key_bytes` a key and their rows are 64
-    bytes, swizzled over as many; those of the target are `patterns` rows of ROW_BYTES. `source` and `target` are
-    addresses in shared memory. Each lane has a vector of each row of eight."""
-    lane = cute.arch.lane_idx()
-    key, vector = lane % PATTERN_KEYS, lane // PATTERN_KEYS
-    row = key * (ROW_BYTES // 2)
-    read = source + (row + ((vector ^ key // 2 % 4) * VECTOR_BYTES))
-    write = target + (key * ROW_BYTES + (vector * 2 ^ key) * VECTOR_BYTES)
-    number = [(group, pattern) for group in range(keys // PATTERN_KEYS) for pattern in range(patterns)]
-    reads = [read + (group * PATTERN_KEYS * key_bytes + pattern * PATTERN_BYTES) for group, pattern in number]
-
-    def place(index: int, half: int) -> Int32:
-        return (write ^ half * VECTOR_BYTES) + index * (PATTERN_KEYS * ROW_BYTES)
-
-    _widen_vectors(dtype, reads, place)
-
-
-def _widen_vectors(dtype: type[cutlass.Numeric], reads: list[Int32], place) -> None:
-    """Widen vectors of the source, at addresses `reads`, and store both halves of vector `index` at place(index, 0)
-    and place(index, 1)."""
-    loaded = []
-    for index in range(len(reads) + AHEAD):
-        if index < len(reads):
+    vectors, loaded = ROW_BYTES // VECTOR_BYTES // 2, []
+    for index in range(vectors + AHEAD):
+        if index < vectors:
             words = cute.make_rmem_tensor(4, Int32)
-            cute.autovec_copy(shared_vector(Int32, reads[index]), words)
+            cute.autovec_copy(shared_vector(Int32, read ^ 2 * index * VECTOR_BYTES), words)
             loaded.append(words)
         if index >= AHEAD:
             words = loaded[index - AHEAD]
             for half in range(2):
+                second, vector = divmod(4 * (index - AHEAD) + half, ROW_BYTES // VECTOR_BYTES)
                 wide = cute.make_rmem_tensor(4, Int32)
                 for pair in range(2):
                     wide[2 * pair], wide[2 * pair + 1] = widened(words[2 * half + pair], dtype)
-                cute.autovec_copy(wide, shared_vector(Int32, place(index - AHEAD, half)))
+                place = (write ^ vector * VECTOR_BYTES) + second * (keys * ROW_BYTES)
+                cute.autovec_copy(wide, shared_vector(Int32, place))

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import warp
 
 from ....parts.alignment import aligned, shared_vector
 from ....parts.hopper.fragment import rows_columns
-from ....parts.hopper.softmax import quad_sum, scale_rows
+from ....parts.hopper.softmax import quad_sum
 from ....parts.precision import packed_words
-from ....parts.ptx import pinned
 from ....parts.row_end import BASE_2, RowEnd, count_sink, end_of_row, write_log_sum
 from ....parts.warp import QUAD
 from ..results import Results, output_of
-from ..work.ring import TASK_RING
 from ..work.task import Task, look
 from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE
 from .partial_results import end_partial
@@ -39,8 +37,6 @@ def finish(state: DecodeState, mine: Int32, number: Int32, results: Results):
     place = number & 1
     leader = state.place.coordinates[0, 0][1] == 0
     row_sums, own_sum = state.shared.exchange.row_sums, state.rows.total
-    if const_expr(state.scaling is not None):
-        own_sum = state.scaling.totals
     row_count = cute.size(own_sum)
     positions = [state.place.coordinates[row, 0][0] for row in range(row_count)]
     for row in cutlass.range_constexpr(row_count):
@@ -49,9 +45,6 @@ def finish(state: DecodeState, mine: Int32, number: Int32, results: Results):
         for row in cutlass.range_constexpr(row_count):
             row_sums[positions[row], mine, place] = own_sum[row]
     cute.arch.barrier(barrier_id=ROW_BARRIER + state.place.warp, number_of_threads=64)
-    anchor = None
-    if const_expr(state.scaling is not None):
-        anchor = _anchor(state.shared.exchange.anchors, number, task.tiles)
     factors, log_sums = (cute.make_rmem_tensor_like(state.rows.total) for _ in range(2))
     for row in cutlass.range_constexpr(row_count):
         total = own_sum[row] + row_sums[positions[row], 1 - mine, place]
@@ -63,24 +56,10 @@ def finish(state: DecodeState, mine: Int32, number: Int32, results: Results):
         (first + mine * (second - first)) * geometry.value_columns
         for first, second in zip(geometry.places(0), geometry.places(1), strict=True)
     ]
-    if const_expr(anchor is not None):
-        _divide_by_sums(state.outputs, factors, anchor)
     if task.slot >= 0:
         end_partial(state, mine, positions, columns, task, factors, log_sums, results.partials)
     else:
         _end_whole(state, mine, positions, columns, task, factors, log_sums, results)
-
-
-@cute.jit
-def _divide_by_sums(outputs: tuple, factors: cute.Tensor, anchor: Float32) -> None:
-    """Divide outputs by their rows' sums: averages of 8-bit values, whose scales are near the anchor, lie where float16
-    holds them; their sums may not, and the quotient of a small anchor and a sum is below what float32 holds in full.
-    `factors` then hold the anchor, 0 where a row has seen no key. (All warps do this, also those without rows: where
-    each stores, behind a branch, calls of few rows took 1 us longer.)"""
-    for output in outputs:
-        scale_rows(rows_columns(output), factors)
-    for row in cutlass.range_constexpr(cute.size(factors)):
-        factors[row] = Float32(0.0) if factors[row] == 0.0 else anchor
 
 
 @cute.jit
@@ -106,18 +85,8 @@ def _end_whole(
         first_row = WARP_ROWS * state.place.warp
         for i in cutlass.range_constexpr(OUTPUTS):
             output = rows_columns(state.outputs[i])
-            crowded = state.geometry.element_bytes == 1
-            _store_rows(rows, columns[i], output, factors, staging, first_row, task.rows, crowded)
+            _store_rows(rows, columns[i], output, factors, staging, first_row, task.rows)
     cute.arch.barrier(barrier_id=ROW_BARRIER + state.place.warp, number_of_threads=64)
-
-
-@cute.jit
-def _anchor(anchors: cute.Tensor, number: Int32, tiles: Int32) -> Float32:
-    """The anchor of task `number`, which was told before the scales of its first tile, if it has one."""
-    anchor = Float32(1.0)
-    if tiles > 0:
-        anchor = anchors[number & TASK_RING - 1]
-    return anchor
 
 
 @cute.jit
@@ -146,21 +115,16 @@ def _store_rows(
     staging: Int32,
     first_row: Int32,
     rows: Int32,
-    crowded: cutlass.Constexpr[bool],
 ) -> None:
     """Store the warp's rows of an accumulator (rows, columns), times `factors`, rounded to 16 bits, from row
     `first_row` and `column` of `target` on, up to before row `rows`.
 
     A lane holds two columns of a row, and a sector that takes two stores takes twice the time. Rows therefore go by way
     of shared memory, where those of a warp have two places, `staging` and STAGED_HALF_STRIDE behind it; a lane then
-    stores 16 bytes, four lanes 64 of a row.
-
-    crowded: whether no register is left for addresses while tiles are attended: they would be computed that early."""
+    stores 16 bytes, four lanes 64 of a row."""
     dtype = target.element_type
     vector = 128 // dtype.width
     lane = cute.arch.lane_idx()
-    if const_expr(crowded):
-        lane = pinned(lane)
     store = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), dtype)
     put = staging + (lane >> 3 & 1) * STAGED_HALF_STRIDE + _staged_at(lane & 7, lane >> 4)
     get = staging + _staged_at(lane // QUAD, lane % QUAD)

@@ -45,10 +45,7 @@ WARP_DIMS = 16
 WEIGHT_STAGES = 4
 """Tiles of probabilities that lie in shared memory where value products are turned."""
 STAGED_ROWS = 8
-"""Rows of the result that a warp stages at a time where value products are turned."""
-PARTS_AT_ONCE = 2
-"""Parts of a value product that have accumulators, where parts are summed by themselves: one is added to the output
-while the other is multiplied."""
+"""Rows of the result that a warp stages at a time where value products are turned: a lane has two columns of eight."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,18 +56,12 @@ class DecodeGeometry:
     with the last of these. Scores start with the first strip that is there. In 16-bit caches, a strip is free again as
     soon as the warpgroup that holds its output has multiplied it.
 
-    In 8-bit caches that are read by bulk copies, value products are turned (`turns`): dims x keys times keys x rows, in
-    float16, with values as the operand in registers; a strip is free again when it has been scored and the warpgroup
-    that has its dims has loaded it.
-
-    In other 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: products read
-    them with keys contiguous. A strip is free again as soon as it has been transposed and scored. Sums of 8-bit
-    products keep 13 bits, too few for all keys of a segment: each tile's are summed by themselves, in parts of some
-    columns, and added to the output in float32.
+    In 8-bit caches, value products are turned (`turns`): dims x keys times keys x rows, in float16, with values as the
+    operand in registers; a strip is free again when it has been scored and the warpgroup that has its dims has loaded
+    it. (Products of 8 bits would be added in 13 bits, too few for all keys of a segment.)
 
     Rows with one scale for each key lie apart: an 8-bit latent piece, a rope piece of 16 bits, and scales. The warp
-    that cleans brings what scores and sums need of each key's scale, in a ring of its own. Their values are widened to
-    float16, whose products are added in 25 bits: the columns of one accumulator at a time, into one ring.
+    that cleans brings what scores and sums need of each key's scale, in a ring of its own.
 
     Rows with scales of parts of them are `stored` in 8 bits and multiplied as rows of the query's dtype (`row`). Warps
     convert them in the place where copies have put them: the 8-bit columns of a strip fill the second half of what
@@ -86,7 +77,6 @@ class DecodeGeometry:
     tile_q: int
     tile_kv: int
     stages: int
-    value_stages: int
     scale_stages: int
     row: RowFormat
     stored: RowFormat
@@ -97,13 +87,8 @@ class DecodeGeometry:
     def of(cls, variant: DecodeVariant, ctas: int = 1) -> DecodeGeometry:
         assert variant.arch is Arch.SM90A, variant
         row = multiplied_row(variant.row, variant.dtype)
-        stages, value_stages = {16: (2, 2), 8: (3, 2)}[row.piece("latent").dtype.bits]
-        scale_stages = 0
-        if row.apart:
-            stages, value_stages, scale_stages = 2, 5, 4
-        elif row.piece("latent").dtype.bits == 8 and not variant.gathers:
-            stages, value_stages = 4, 0
-        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row, ctas, variant.gathers)
+        stages, scale_stages = (3, 4) if row.apart else ({16: 2, 8: 4}[row.piece("latent").dtype.bits], 0)
+        geometry = cls(64, TILE_KV, stages, scale_stages, row, variant.row, ctas, variant.gathers)
         geometry.check()
         return geometry
 
@@ -125,31 +110,17 @@ class DecodeGeometry:
     @property
     def turns(self) -> bool:
         """Whether value products are turned: values, widened to float16, are the operand in registers."""
-        return self.element_bytes == 1 and not (self.gathers or self.scaled)
-
-    @property
-    def transposes(self) -> bool:
-        """Whether values are transposed before their product, and multiplied in 8 bits."""
-        return self.element_bytes == 1 and not (self.turns or self.widens)
-
-    @property
-    def widens(self) -> bool:
-        """Whether values are widened to float16, in shared memory, before their product. If they are not, nor
-        transposed nor turned, it reads them where they were loaded.
-
-        Beside transposing, SnapMLA's rows take 0.84 to 0.85 of the time, e4m3 ones 1.05 to 1.16 with 64 heads and more
-        (kernels/log/hopper-decode.md, "Values widened to float16")."""
-        return self.scaled
+        return self.element_bytes == 1
 
     @property
     def probabilities(self) -> Probabilities:
         """How probabilities enter the value product."""
-        return Probabilities.of(self.row.piece("latent").dtype, self.turns or self.widens)
+        return Probabilities.of(self.row.piece("latent").dtype, self.turns)
 
     @property
     def helpers_gather(self) -> bool:
-        """Whether a helping warpgroup gathers rows; where helpers transpose, widen or convert, loading warps do."""
-        return self.gathers and self.element_bytes > 1 and not self.converts
+        """Whether a helping warpgroup gathers rows; where helpers score or convert, loading warps do."""
+        return self.gathers and not (self.turns or self.converts)
 
     @property
     def d_qk(self) -> int:
@@ -166,36 +137,18 @@ class DecodeGeometry:
         return self.d_half // OUTPUTS
 
     @property
-    def product_columns(self) -> int:
-        """Columns of one value MMA. Its accumulator must fit in the registers a thread has at launch, 128 with a fourth
-        warpgroup and 96 with a fifth (ptxas C7602)."""
-        if not self.transposes:
-            return self.value_columns
-        return 64
-
-    @property
-    def value_blocks(self) -> int:
-        """Blocks of `value_columns` that a row has."""
-        return self.row.value_columns // self.value_columns
-
-    @property
-    def parts(self) -> int:
-        """Value MMAs of a warpgroup side by side."""
-        return self.d_half // self.product_columns
-
-    @property
     def d_strip(self) -> int:
         """Columns of a latent strip: what is free together."""
-        return self.d_half if self.element_bytes == 1 else self.value_columns
+        return self.d_half if self.turns else self.value_columns
 
     @property
     def latent_strips(self) -> int:
         return self.row.value_columns // self.d_strip
 
     def places(self, mine: int) -> tuple[int, ...]:
-        """Output column blocks of warpgroup `mine`, `value_columns` each: every other one, so that strips, or blocks of
-        widened values, are freed in the order in which they come; a contiguous half where values are transposed."""
-        return tuple(mine * OUTPUTS + i if self.transposes else mine + 2 * i for i in range(OUTPUTS))
+        """Output column blocks of warpgroup `mine`, `value_columns` each: every other one, so that strips are freed in
+        the order in which they come."""
+        return tuple(mine + 2 * i for i in range(OUTPUTS))
 
     def loaded_strips(self, loader: int) -> tuple[int, ...]:
         """Strips whose edges a loading warp fills: every other one. The rope columns come with the last of all; in a
@@ -294,18 +247,6 @@ class DecodeGeometry:
         return (strip, *rope, *scales)
 
     @property
-    def values_bytes(self) -> int:
-        """Bytes of one half of a tile's transposed values, or of one block of widened ones."""
-        if self.widens:
-            return self.tile_kv * self.value_columns * bytes_of(self.probabilities.dtype.bits)
-        return self.tile_kv * self.d_half if self.transposes else 0
-
-    @property
-    def value_rings(self) -> int:
-        """Rings of transposed or widened values."""
-        return 1 if self.widens else 2
-
-    @property
     def exchange_bytes(self) -> int:
         """Bytes of all that the attending warpgroups exchange: `exchanged_bytes`; row sums of both, for two segments;
         the first and the last key that a row sees, for either."""
@@ -321,14 +262,12 @@ class DecodeGeometry:
     def partial_rows(self) -> PartialRows:
         """The form in which partial rows are kept: in 16 bits where these hold what is kept; lifted where values may be
         of any magnitude. float16 values are kept in float32: their outputs would be rounded twice to the same bits."""
+        if self.turns:
+            kept = PartialRows.of(self.row.piece("latent").dtype)
+            return dataclasses.replace(kept, lifted=Lifted.WHOLE_ROW) if self.scaled else kept
         if self.row.piece("latent").dtype is Dtype.FP16:
             return PartialRows()
-        if not (self.transposes or self.turns):
-            return PartialRows(NUMERIC[Dtype.FP16], in_quads=True, lifted=Lifted.EVEN_AND_ODD)
-        kept = PartialRows.of(self.row.dtype)
-        if self.turns:
-            return kept
-        return dataclasses.replace(kept, in_quads=kept.dtype.width == 16)
+        return PartialRows(NUMERIC[Dtype.FP16], in_quads=True, lifted=Lifted.EVEN_AND_ODD)
 
     @property
     def probabilities_bytes(self) -> int:
@@ -356,27 +295,22 @@ class DecodeGeometry:
 
     @property
     def shared_bytes(self) -> int:
-        tiles = (
-            self.q_bytes
-            + self.stages * sum(self.strip_bytes)
-            + self.value_rings * self.value_stages * self.values_bytes
-        )
+        tiles = self.q_bytes + self.stages * sum(self.strip_bytes)
         return BARRIER_BYTES + tiles + self.exchange_bytes + self.scale_stages * self.folded_bytes
 
     @property
     def accumulator_registers(self) -> int:
-        """32-bit registers an attending thread holds: output, scores or parts of a value product, own and received
-        probabilities. Where rows are converted, it has received ones only when it has no own ones (`attend`)."""
+        """32-bit registers an attending thread holds: output, scores, own and received probabilities. Where rows are
+        converted, it has received ones only when it has no own ones (`attend`)."""
         if self.turns:  # outputs and operands of values
             return self.d_half // 2 + self.tile_kv // 2
-        probabilities, beside = 1 if self.converts else 2, self.tile_kv
-        if self.transposes:
-            beside = max(beside, PARTS_AT_ONCE * self.product_columns)
-        floats = self.tile_q * (self.d_half + beside)
+        probabilities = 1 if self.converts else 2
+        floats = self.tile_q * (self.d_half + self.tile_kv)
         return (4 * floats + probabilities * self.probabilities_bytes) // (4 * WARPGROUP)
 
     def check(self) -> None:
-        if lifted := self.partial_rows.lifted:  # a warpgroup has what is lifted together
+        lifted = self.partial_rows.lifted
+        if lifted and not self.turns:  # a warpgroup has what is lifted together
             assert self.value_columns == LIFTED_COLUMNS, self
             for mine in range(2):
                 assert {lifted.of(place) for place in self.places(mine)} == {mine}, self

@@ -33,8 +33,7 @@ def end_partial(
     run_for = task.rows
     if is_rehearsal(task):
         run_for = Int32(state.geometry.tile_q)
-    kept = state.geometry.partial_rows
-    if const_expr(kept.lifted):
+    if const_expr(state.geometry.partial_rows.lifted):
         _store_lifted(state, mine, positions, columns, task, run_for, factors, partials)
     else:
         for row in cutlass.range_constexpr(cute.size(factors)):
@@ -44,10 +43,7 @@ def end_partial(
                 lane = state.place.coordinates[row, 0][1] // 2
                 for i in cutlass.range_constexpr(OUTPUTS):
                     output = rows_columns(state.outputs[i])
-                    if const_expr(kept.in_quads):
-                        _store_in_quads(partial, columns[i], lane, output, row, factors[row] * 2.0**kept.bias, stored)
-                    else:
-                        _store_partial_row(partial, columns[i], lane, output, row, factors[row], stored)
+                    _store_partial_row(partial, columns[i], lane, output, row, factors[row], stored)
     for row in cutlass.range_constexpr(cute.size(factors)):
         if mine == 0 and state.place.coordinates[0, 0][1] == 0 and positions[row] < task.rows:
             partials.lse[task.slot, positions[row]] = log_sums[row]
@@ -75,7 +71,7 @@ def _store_lifted(
                 partial = partials.rows[task.slot, positions[row], None]
                 for i in cutlass.range_constexpr(OUTPUTS):
                     output = rows_columns(state.outputs[i])
-                    largest = _store_in_quads(partial, columns[i], lane, output, row, None, stored, largest)
+                    largest = _store_in_quads(partial, columns[i], lane, output, row, stored, largest)
                 if leader and stored:
                     partials.downs[task.slot, positions[row], _block_of(state, mine)] = downs[row]
             fit = fit & (fits_float16(largest) | (positions[row] >= task.rows) | (downs[row] == 0.0))
@@ -127,18 +123,15 @@ def _store_in_quads(
     lane: Int32,
     accumulator: cute.Tensor,
     row: cutlass.Constexpr,
-    factor: Float32 | None,
     stored: Boolean,
-    largest: Int32 | None = None,
-) -> Int32 | None:
-    """Store this lane's part of a row in 16 bits, in the order of `PartialRows.in_quads`; times `factor`, or as it is.
-    largest: a word of two float16 magnitudes; returned with the larger of them and of what has been computed."""
+    largest: Int32,
+) -> Int32:
+    """Store this lane's part of a row in 16 bits, in the order of `PartialRows.in_quads`. largest: a word of two
+    float16 magnitudes; returned with the larger of them and of what has been computed."""
     dtype = target.element_type
     vector = 128 // dtype.width
     start = (target.iterator + (column + lane * vector)).toint()
     for group in cutlass.range_constexpr(cute.size(accumulator, mode=[1]) // vector):
         values = [accumulator[row, group * vector + i] for i in range(vector)]
-        if const_expr(factor is not None):
-            values = [value * factor for value in values]
         largest = store_vector(stored, start, group * QUAD * 16, values, dtype, largest)
     return largest

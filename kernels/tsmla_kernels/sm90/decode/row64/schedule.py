@@ -27,11 +27,11 @@ class DecodeSchedule:
     |---|---|---|---|---|---|---|
     | 16 bits | load | clean | deal | attend | none | none |
     | 8 bits | load | clean | deal | attend | score | none |
-    | 8 bits, a scale for each | load | clean; bring scales | deal | attend | widen values | none |
+    | 8 bits, a scale for each | load | clean; bring scales | deal | attend | score | none |
     | converted | load | nothing | deal | attend | convert, clean | convert, clean |
     | gathered, 16 bits | 3: load query | tell which keys are there | deal | attend | gather | none |
-    | gathered, 8 bits | gather | tell which keys are there | deal | attend | transpose values | none |
-    | gathered, a scale for each | gather | tell what is there; bring scales | deal | attend | widen values | none |
+    | gathered, 8 bits | gather | tell which keys are there | deal | attend | score | none |
+    | gathered, a scale for each | gather | tell what is there; bring scales | deal | attend | score | none |
     | converted, CTAs in pairs | 3: load query, rope pieces | nothing | deal | attend | load, convert, clean | none |
     | gathered, converted, pairs | 3: query, rope, tell | nothing | deal | attend | load, convert | none |"""
 
@@ -43,12 +43,10 @@ class DecodeSchedule:
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
-        if geometry.helpers_gather or geometry.widens:
+        if geometry.helpers_gather:
             schedule = cls(geometry, 32, 216, 48, 1)
         elif geometry.turns:
-            schedule = cls(geometry, 32, 184, 112, 1)
-        elif geometry.transposes:
-            schedule = cls(geometry, 32, 224, 32, 1)
+            schedule = cls(geometry, 40, 192, 88, 1)
         elif geometry.ctas > 1:
             schedule = cls(geometry, 32, 192, 96, 1)
         elif geometry.converts:
@@ -98,12 +96,6 @@ class DecodeSchedule:
         return Role(name, tuple(range(WARPS, 3 * WARPS)), self.attend_registers)
 
     @property
-    def make_values(self) -> Role:
-        """Who transposes or widens values."""
-        name = "widen_values" if self.geometry.widens else "transpose_values"
-        return Role(name, self._helpers, self.helper_registers)
-
-    @property
     def score(self) -> Role:
         """Who scores tiles, where value products are turned."""
         return Role("score_tiles", self._helpers, self.helper_registers)
@@ -121,9 +113,7 @@ class DecodeSchedule:
         if self.geometry.converts:
             return (self.load, self.deal, self.attend, self.convert)
         others = (self.gather,) if self.geometry.helpers_gather else ()
-        if self.values_names:
-            others = (self.make_values,)
-        elif self.geometry.turns:
+        if self.geometry.turns:
             others = (self.score,)
         return (self.load, self.clean, self.deal, self.attend, *others)
 
@@ -151,16 +141,12 @@ class DecodeSchedule:
         Where value products are turned, one warpgroup scores all tiles and hands the probabilities of all rows over, in
         `exchanged`, with what outputs are multiplied by before; at the end of a task, what ends rows, in `ends`."""
         geometry = self.geometry
-        scorer = Warps(self.attend, 2, "the warpgroup that scores the tile")
         scorer_of_rows = (Warps(self.attend, 2 * WARPS, "of a pair, the warp that scores the tile"),)
         each_strip = Copies(self.load, geometry.latent_strips, "each latent strip")
         emptied_by: tuple[Party, ...] = (Warps(self.attend, 2, "the warpgroup whose output it adds to"),)
         if geometry.ctas > 1:
             emptied_by = (*emptied_by, Warps(self.attend, 2, "its counterpart in the other CTA"))
-        adder = emptied_by
-        if self.values_names:
-            emptied_by = (Warps(self.make_values), scorer)
-        elif geometry.turns:
+        if geometry.turns:
             emptied_by = (*emptied_by, Warps(self.score))
         told = tuple(Warps(role) for role in self.roles if role != self.deal)
         loaders = len(self.load.warps)
@@ -199,10 +185,7 @@ class DecodeSchedule:
         ]
         if geometry.scaled:
             told, size = (Warps(self.clean),), geometry.folded_bytes
-            edges.append(EdgeSpec("scales", told, (scorer,), geometry.scale_stages, size))
-        for name in self.values_names:
-            made_by = (Warps(self.make_values),)
-            edges.append(EdgeSpec(name, made_by, adder, geometry.value_stages, geometry.values_bytes))
+            edges.append(EdgeSpec("scales", told, scores, geometry.scale_stages, size))
         return EdgeTable(tuple(edges), DEALT_AT)
 
     def _told(self, scorer_of_rows: tuple[Warps, ...]) -> tuple[EdgeSpec, ...]:
@@ -236,13 +219,6 @@ class DecodeSchedule:
         """Names of the converted strips' edges, where strips are converted in place."""
         in_place = self.geometry.converts and self.geometry.ctas == 1
         return tuple(f"ready{strip}" for strip in range(self.geometry.latent_strips)) if in_place else ()
-
-    @property
-    def values_names(self) -> tuple[str, ...]:
-        """Names of the edges of the two halves of the transposed values, or of blocks of widened ones."""
-        if self.geometry.widens:
-            return ("values",)
-        return ("values0", "values1") if self.geometry.transposes else ()
 
     def check(self) -> None:
         total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.helpers * self.helper_registers)

@@ -31,16 +31,15 @@ from .schedule import DecodeSchedule
 
 
 class Layouts(NamedTuple):
-    """Layouts in shared memory, one for each strip of a cache row where they are tuples. `values`: of one value MMA,
-    whose swizzle and dtype are `value_kind`. `vectors`: (4 words, 8 rows, vectors in a row of a pattern, patterns,
-    groups of rows, stages)."""
+    """Layouts in shared memory, one for each strip of a cache row where they are tuples. `values`: of a latent strip as
+    one value product reads it. `vectors`: (4 words, 8 rows, vectors in a row of a pattern, patterns, groups of rows,
+    stages)."""
 
     dtypes: tuple
     swizzles: tuple
     q_strips: tuple
     keys: tuple
     values: cute.Layout
-    value_kind: tuple
     vectors: tuple
 
 
@@ -56,8 +55,7 @@ class KeyPlaces(NamedTuple):
     """Where keys lie.
 
     strips, values: for products. copied: strips for TMA. stored, stored_scales: of rows that are converted, latent
-    strips and scales as they are stored, for TMA. loaded, made: addresses of strips, and of rings of transposed or
-    widened values. vectors: strips as 16-byte vectors."""
+    strips and scales as they are stored, for TMA. loaded: addresses of strips. vectors: strips as 16-byte vectors."""
 
     strips: tuple
     values: tuple
@@ -65,7 +63,6 @@ class KeyPlaces(NamedTuple):
     stored: tuple
     stored_scales: tuple
     loaded: tuple
-    made: tuple
     vectors: tuple
 
 
@@ -104,13 +101,11 @@ class Exchange(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """The edges (`DecodeSchedule.edges`). `ready` are `kv` where nothing is converted in place, `values` are where
-    values are neither transposed nor widened."""
+    """The edges (`DecodeSchedule.edges`). `ready` are `kv` where nothing is converted in place."""
 
     q: TmaEdge
     kv: tuple
     ready: tuple
-    values: tuple
     landed: Signals | tuple | None
     referenced: Signals | None
     ends: WarpEdge | None
@@ -131,7 +126,7 @@ class Shared(NamedTuple):
 def layouts_of(geometry: DecodeGeometry) -> Layouts:
     """Swizzled patterns of 8 rows and 64 columns, of each strip's dtype. A strip of the cache tile lies in groups of 8
     rows, each all of its patterns, so that 16 rows of a page are one box whatever the page size, and descriptor strides
-    are constant over the tile. Transposed values are rows of keys, stage by stage."""
+    are constant over the tile."""
     kinds = warpgroup.SmemLayoutAtomKind
     kind_of = {8: kinds.K_SW64, 16: kinds.K_SW128}
     dtypes = tuple(numeric(dtype) for dtype in geometry.strip_dtypes)
@@ -160,30 +155,24 @@ def layouts_of(geometry: DecodeGeometry) -> Layouts:
                 stride=((PATTERN_COLUMNS, pattern), (1, geometry.tile_q * PATTERN_COLUMNS)),
             )
         )
-    d_value, values_dtype = geometry.product_columns, numeric(geometry.probabilities.operands[1])
-    if geometry.transposes:
-        values = cute.make_layout(
-            (d_value, geometry.tile_kv, geometry.value_stages), stride=(geometry.tile_kv, 1, geometry.values_bytes)
-        )
-    else:
-        stages = geometry.value_stages if geometry.widens else geometry.stages
-        values = cute.make_layout(
-            ((PATTERN_COLUMNS, d_value // PATTERN_COLUMNS), (GROUP_ROWS, groups), stages),
-            stride=((1, pattern), (PATTERN_COLUMNS, d_value // PATTERN_COLUMNS * pattern), geometry.tile_kv * d_value),
-        )
+    d_value = geometry.value_columns
+    values = cute.make_layout(
+        ((PATTERN_COLUMNS, d_value // PATTERN_COLUMNS), (GROUP_ROWS, groups), geometry.stages),
+        stride=((1, pattern), (PATTERN_COLUMNS, d_value // PATTERN_COLUMNS * pattern), geometry.tile_kv * d_value),
+    )
     return Layouts(
         dtypes=dtypes,
         swizzles=tuple(atom.inner for atom in atoms),
         q_strips=tuple(q_strips),
         keys=tuple(keys),
         values=values,
-        value_kind=(warpgroup.make_smem_layout_atom(kind_of[values_dtype.width], values_dtype).inner, values_dtype),
         vectors=tuple(vectors),
     )
 
 
 def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) -> Shared:
-    """Carve up shared memory from `base` on: barriers and row sums, Q, both rings, the exchange of probabilities."""
+    """Carve up shared memory from `base` on: barriers and row sums, Q, the ring of keys, the exchange of
+    probabilities."""
     geometry = schedule.geometry
     layouts = layouts_of(geometry)
     strip_numbers = range(len(geometry.strips))
@@ -200,16 +189,9 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
 
     tile = geometry.query_tile
     q_strips = [BARRIER_BYTES + sum(geometry.strip_bytes[:i]) * tile.rows // geometry.tile_kv for i in strip_numbers]
-    *strips, made = itertools.accumulate(
+    *strips, exchange = itertools.accumulate(
         (geometry.stages * size for size in geometry.strip_bytes), initial=BARRIER_BYTES + geometry.q_bytes
     )
-    *rings, exchange = (
-        made + ring * geometry.value_stages * geometry.values_bytes for ring in range(geometry.value_rings + 1)
-    )
-    values = rings if geometry.widens else strips[: geometry.latent_strips]
-    if geometry.transposes:
-        part_bytes = geometry.product_columns * geometry.tile_kv
-        values = [half + at for half in rings for at in range(0, geometry.values_bytes, part_bytes)]
     row_sums = exchange + geometry.exchanged_bytes
     row_keys = row_sums + geometry.tile_q * 4 * 4
     folded, stages, words = exchange + geometry.exchange_bytes, geometry.scale_stages, geometry.folded_bytes // 4
@@ -232,9 +214,9 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     )
     keys = KeyPlaces(
         strips=each(strips, layouts.keys, strip_numbers),
-        values=tuple(
-            cute.make_tensor(cute.recast_ptr(base + at, *layouts.value_kind), layouts.values) for at in values
-        ),
+        values=()
+        if geometry.turns
+        else tuple(swizzled(at, layouts.values, 0) for at in strips[: geometry.latent_strips]),
         copied=tuple(
             cute.recast_ptr(base + at, swizzle, dtype)
             for at, swizzle, dtype in zip(strips, layouts.swizzles, layouts.dtypes, strict=True)
@@ -249,7 +231,6 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         if geometry.converts
         else (),
         loaded=tuple((base + at).toint() for at in strips),
-        made=tuple((base + at).toint() for at in rings),
         vectors=tuple(plain(at, layout, Int32) for at, layout in zip(strips, layouts.vectors, strict=True)),
     )
     told = Exchange(
@@ -312,7 +293,6 @@ def _edges(geometry: DecodeGeometry, schedule: DecodeSchedule, barriers: Barrier
         q=barriers.edge("q", TmaEdge),
         kv=kv_edges,
         ready=tuple(barriers.edge(name, WarpEdge) for name in schedule.ready_names) or kv_edges,
-        values=tuple(barriers.edge(name, WarpEdge) for name in schedule.values_names) or kv_edges,
         landed=_landed(geometry, schedule, barriers),
         referenced=None if geometry.turns else barriers.edge("referenced", Signals),
         ends=barriers.edge("ends", WarpEdge) if geometry.turns else None,

@@ -13,7 +13,6 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import select_
 
-from ....parts.alignment import aligned
 from ....parts.hopper import mma
 from ....parts.hopper.fragment import as_operand_a, rows_columns
 from ....parts.hopper.lazy_softmax import exceeds, exponentiate, follow_reference, is_ahead, move_reference
@@ -21,20 +20,9 @@ from ....parts.hopper.softmax import scale_rows
 from ....parts.keys.visible import VisibleKeys
 from ....parts.ptx import mul_rn
 from ....parts.warp import QUAD
-from .geometry import OUTPUTS, PARTS_AT_ONCE, DecodeGeometry
+from .geometry import OUTPUTS, DecodeGeometry
+from .scaling import Scaling
 from .storage import Shared
-
-
-class Scaling(NamedTuple):
-    """What attending needs besides where rows have scales (`parts/keys/scales`); scores are then exponents as soon as
-    their product is done, so that `scale_log2` is 1.
-
-    factors: what a query row's products with stored keys are multiplied by, but for the keys' scales. totals: the sums
-    of rows, as `row_sum` adds up shares of the output. rope_op: the operation that multiplies rope pieces."""
-
-    factors: cute.Tensor
-    totals: cute.Tensor
-    rope_op: object
 
 
 class RowStates(NamedTuple):
@@ -61,14 +49,15 @@ class Place(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """What a step needs besides the tile number: operands, running state, positions. parts: accumulators of parts of a
-    value product, where these are summed by themselves."""
+    """What a step needs besides the tile number: operands, running state, positions. rope_op: the operation that
+    multiplies rope pieces. Where value products are turned, threads that score have neither outputs nor operands of
+    value products."""
 
     operands: mma.Operands
+    rope_op: object
     own: cute.Tensor | None
     received: cute.Tensor | None
     outputs: tuple
-    parts: tuple
     rows: RowStates
     place: Place
     row_keys: cute.Tensor
@@ -91,9 +80,7 @@ def start_scores(state: DecodeState, index: Int32) -> cute.Tensor:
         edge = state.shared.edges.ready[min(strip, last)]
         if const_expr(strip <= last):
             edge.wait_full(count)
-        op = state.operands.qk_op
-        if const_expr(state.scaling is not None and strip > last):
-            op = state.scaling.rope_op
+        op = state.operands.qk_op if const_expr(strip <= last) else state.rope_op
         keys = state.operands.k[strip][None, None, None, edge.stage(count)]
         mma.issue(op, scores, state.operands.q[strip], keys, strip > 0)
     return scores
@@ -101,24 +88,12 @@ def start_scores(state: DecodeState, index: Int32) -> cute.Tensor:
 
 @cute.jit
 def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr):
-    """Wait for tile `index`'s scores; release its keys, if its values are read elsewhere; hide what rows may not see.
-    On a segment's first tile (with `follows`, the one after it) also set the references, which `make_probabilities`
-    needs."""
-    there = None
-    if const_expr(state.geometry.gathers):
-        there = _there(state, index)
+    """Wait for tile `index`'s scores, and hide what rows may not see. On a segment's first tile (with `follows`, the
+    one after it) also set the references, which `make_probabilities` needs."""
+    there = keys_there(state, index)
     warpgroup.wait_group(0)
-    if const_expr(state.geometry.element_bytes == 1):
-        if const_expr(there is not None):
-            cute.arch.sync_warp()  # all lanes have read it
-        for edge in state.shared.edges.kv:
-            edge.release(state.first_count + index)
-    if const_expr(state.scaling is not None):
-        _scale(state, scores, index)
     first_key = (state.first_tile + index) * state.geometry.tile_kv
-    is_border = state.all_keys.lacks(first_key, state.geometry.tile_kv)
-    if const_expr(there is not None):
-        is_border = is_border | (functools.reduce(operator.and_, there) != -1)
+    is_border = lacks_keys(state, first_key, there)
     is_first = Boolean(False)
     if const_expr(_supposes(state)):
         is_first = index == (1 if const_expr(follows) else 0)
@@ -133,27 +108,18 @@ def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: c
 
 
 @cute.jit
-def _scale(state: DecodeState, scores: cute.Tensor, index: Int32):
-    """Turn the products of tile `index` into exponents: multiply by the scales of query and key, and add the logarithm
-    of the key's."""
-    edge, pairs = state.shared.edges.scales, state.shared.exchange.folded[0]
-    edge.wait_full(state.first_count + index)
-    view, factors = rows_columns(scores), state.scaling.factors
-    for pair in cutlass.range_constexpr(cute.size(pairs, mode=[1]) // QUAD):
-        scales = cute.make_rmem_tensor(4, Float32)  # of two keys, and their logarithms
-        place = pairs[None, state.place.quad_lane + QUAD * pair, edge.stage(state.first_count + index)].iterator
-        cute.autovec_copy(cute.make_tensor(aligned(place, 16), 4), scales)
-        for i in cutlass.range_constexpr(2):
-            for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
-                product = view[row, 2 * pair + i]
-                view[row, 2 * pair + i] = cute.math.fma(product, scales[i] * factors[row], scales[2 + i])
-
-
-@cute.jit
-def _there(state: DecodeState, index: Int32) -> tuple[Int32, ...]:
+def keys_there(state: DecodeState, index: Int32) -> tuple[Int32, ...] | None:
     """Which keys of tile `index` are there, a bit for each, where keys are gathered."""
+    if const_expr(not state.geometry.gathers):
+        return None
     told = state.shared.exchange.there[None, state.shared.edges.kv[0].stage(state.first_count + index)]
     return tuple(told[word] for word in range(cute.size(told)))
+
+
+def lacks_keys(state: DecodeState, first_key: Int32, there: tuple | None) -> Boolean:
+    """Whether a row may not see some of the keys of the tile that begins with `first_key`, or these are not there."""
+    lacks = state.all_keys.lacks(first_key, state.geometry.tile_kv)
+    return lacks if there is None else lacks | (functools.reduce(operator.and_, there) != -1)
 
 
 @cute.jit
@@ -177,7 +143,7 @@ def hide(state: DecodeState, scores: cute.Tensor, first_key: Int32, there: tuple
 def _supposes(state: DecodeState) -> bool:
     """Whether `make_probabilities` computes exponentials at once, and again in case the references turn out to move.
     Scores and exponentials then take registers side by side, which there are not where a fifth warpgroup converts."""
-    return not (state.geometry.element_bytes == 1 or state.geometry.converts)
+    return not state.geometry.converts
 
 
 @cute.jit
@@ -189,12 +155,10 @@ def make_probabilities(
     they do if they `must_move`, so that output must be rescaled once more: where the tile follows, after the product of
     the one before.
 
-    With 16 bits, references rarely move: probabilities are computed as if they did not, without waiting for maxima, and
-    computed again if one does. With 8 bits references move more often, and are told before probabilities are computed,
-    because the other warpgroup has less to do until then; so they are where rows are converted (`_supposes`)."""
-    own_index = index + 1 if const_expr(follows) else index
+    References rarely move: probabilities are computed as if they did not, without waiting for maxima, and computed
+    again if one does, but for rows that are converted (`_supposes`): there, references are told first."""
     if const_expr(_supposes(state)):
-        _exponentiate(state, scores, own_index)
+        _exponentiate(state, scores)
     parts = 2 * QUAD  # of a row's sum: each warpgroup has that of its own tiles
     beyond = exceeds(
         rows_columns(scores),
@@ -217,7 +181,7 @@ def make_probabilities(
         if const_expr(not follows):
             rescale_outputs(state, state.rows.rescale, index)
         if const_expr(_supposes(state)):
-            _exponentiate(state, scores, own_index)
+            _exponentiate(state, scores)
     references = state.shared.exchange.references
     cute.arch.sync_warp()  # all lanes have read the references that one of them now writes over
     if state.place.coordinates[0, 0][1] == 0:
@@ -225,7 +189,7 @@ def make_probabilities(
             references[state.place.coordinates[row, 0][0]] = state.rows.reference[row]
     state.shared.edges.referenced.hand_over(state.place.warp)
     if const_expr(not _supposes(state)):
-        _exponentiate(state, scores, own_index)
+        _exponentiate(state, scores)
     state.rows.total.store(state.rows.next_total.load())
     mma.pin(state.own)
     return moves
@@ -234,23 +198,19 @@ def make_probabilities(
 @cute.jit
 def _move(state: DecodeState, scores: cute.Tensor):
     move_reference(rows_columns(scores), state.rows.reference, None, state.rows.rescale, state.scale_log2)
-    rescale_sums(state, state.rows.rescale)
+    rescale_sums(state.rows.total, state.rows.rescale)
 
 
 @cute.jit
-def rescale_sums(state: DecodeState, rescale: cute.Tensor):
-    """Rescale the rows' sums by products that are rounded by themselves: fused with the sum that follows in some
-    kernels only, they would make last bits differ between rows that are converted and bf16 ones."""
-    sums = [state.rows.total]
-    if const_expr(state.scaling is not None):
-        sums.append(state.scaling.totals)
-    for own in sums:
-        for row in cutlass.range_constexpr(cute.size(own)):
-            own[row] = mul_rn(own[row], rescale[row])
+def rescale_sums(sums: cute.Tensor, rescale: cute.Tensor):
+    """Rescale sums of rows by products that are rounded by themselves: fused with the sum that follows in some kernels
+    only, they would make last bits differ between rows that are converted and bf16 ones."""
+    for row in cutlass.range_constexpr(cute.size(sums)):
+        sums[row] = mul_rn(sums[row], rescale[row])
 
 
 @cute.jit
-def _exponentiate(state: DecodeState, scores: cute.Tensor, index: Int32):
+def _exponentiate(state: DecodeState, scores: cute.Tensor):
     """Make probabilities of tile `index`, as operand of the value product, and the sums of rows with them."""
     exponentials = cute.make_rmem_tensor_like(scores)
     sums = exponentiate(
@@ -258,28 +218,8 @@ def _exponentiate(state: DecodeState, scores: cute.Tensor, index: Int32):
         state.geometry.probabilities,
     )  # fmt: skip
     state.rows.next_total.store(sums.load())
-    if const_expr(state.scaling is not None):
-        _count(state, rows_columns(exponentials), index)
     dtype = state.own.element_type
     state.own.store(as_operand_a(exponentials, dtype.width).load().to(dtype))
-
-
-@cute.jit
-def _count(state: DecodeState, exponentials: cute.Tensor, index: Int32):
-    """Add a tile's exponentials (rows, columns), without their keys' scales, to the sums of rows."""
-    edge, totals = state.shared.edges.scales, state.scaling.totals
-    count = state.first_count + index
-    stage = edge.stage(count)
-    for pair in cutlass.range_constexpr(cute.size(exponentials, mode=[1]) // 2):
-        inverse = cute.make_rmem_tensor(2, Float32)
-        folded = state.shared.exchange.folded[2]
-        cute.autovec_copy(folded[None, state.place.quad_lane + QUAD * pair, stage], inverse)
-        for row in cutlass.range_constexpr(cute.size(totals)):
-            for i in cutlass.range_constexpr(2):
-                totals[row] = cute.math.fma(exponentials[row, 2 * pair + i], inverse[i], totals[row])
-    mma.pin(totals)
-    cute.arch.sync_warp()
-    edge.release(count)
 
 
 @cute.jit
@@ -302,7 +242,7 @@ def await_references(state: DecodeState, index: Int32) -> cute.Tensor:
 @cute.jit
 def follow(state: DecodeState, received: cute.Tensor):
     follow_reference(received, state.rows.reference, state.rows.rescale_received, state.scale_log2)
-    rescale_sums(state, state.rows.rescale_received)
+    rescale_sums(state.rows.total, state.rows.rescale_received)
 
 
 @cute.jit
@@ -314,38 +254,12 @@ def receive(state: DecodeState, index: Int32):
 
 @cute.jit
 def start_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
-    """Start adding a tile's value product to this warpgroup's half of the output; that of tile 0 is the output. Where
-    tiles are summed by themselves, start the first parts of the product."""
-    if const_expr(state.geometry.transposes):
-        state.shared.edges.values[mine].wait_full(state.first_count + index)
-        for part in cutlass.range_constexpr(PARTS_AT_ONCE):
-            _start_part(state, probabilities, index, mine, part)
-    else:
-        for output, place in zip(state.outputs, state.geometry.places(mine), strict=True):
-            edge, block, values = _value_block(state, index, place)
-            if const_expr(state.geometry.widens):
-                edge.wait_full(block)
-            values = values[None, None, None, edge.stage(block)]
-            mma.issue(state.operands.pv_op, output, probabilities, values, index > 0)
-
-
-@cute.jit
-def _start_part(
-    state: DecodeState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr, part: cutlass.Constexpr
-):
-    """Start part `part` of the value product of a tile, a sum of its own."""
-    values = state.operands.v[mine * state.geometry.parts + part]
-    values = values[None, None, None, state.shared.edges.values[mine].stage(state.first_count + index)]
-    mma.issue(state.operands.pv_op, state.parts[part % PARTS_AT_ONCE], probabilities, values, False)
-
-
-@cute.jit
-def _add_part(state: DecodeState, part: cutlass.Constexpr):
-    """Add part `part` of a value product to the output."""
-    output, of_output = divmod(part, state.geometry.value_columns // state.geometry.product_columns)
-    total, sums = state.outputs[output][None, None, of_output], state.parts[part % PARTS_AT_ONCE]
-    for i in cutlass.range_constexpr(cute.size(sums)):
-        total[i] = total[i] + sums[i]
+    """Start adding a tile's value product to this warpgroup's half of the output; that of tile 0 is the output."""
+    for output, place in zip(state.outputs, state.geometry.places(mine), strict=True):
+        stage = state.shared.edges.kv[place].stage(state.first_count + index)
+        mma.issue(
+            state.operands.pv_op, output, probabilities, state.operands.v[place][None, None, None, stage], index > 0
+        )
 
 
 @cute.jit
@@ -358,32 +272,11 @@ def rescale_outputs(state: DecodeState, rescale: cute.Tensor, index: Int32):
 
 
 @cute.jit
-def end_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
-    """Wait for the value product, one output after the other, and release the values of each. Where tiles are summed by
-    themselves, add it to the output part by part, each while the next is multiplied."""
-    if const_expr(state.geometry.transposes):
-        last = state.geometry.parts - 1
-        for part in cutlass.range_constexpr(last + 1):
-            warpgroup.wait_group(min(last - part, PARTS_AT_ONCE - 1))
-            if const_expr(part == last):
-                state.shared.edges.values[mine].release(state.first_count + index)
-            _add_part(state, part)
-            if const_expr(part + PARTS_AT_ONCE <= last):
-                _start_part(state, probabilities, index, mine, part + PARTS_AT_ONCE)
-    else:
-        for i in cutlass.range_constexpr(OUTPUTS):
-            warpgroup.wait_group(OUTPUTS - 1 - i)
-            edge, block, _ = _value_block(state, index, state.geometry.places(mine)[i])
-            edge.release(block)
-
-
-def _value_block(state: DecodeState, index: Int32, place: int) -> tuple:
-    """Where block `place` of the values of tile `index` is: its edge, its number there, and the operand in all stages.
-    Values that are read where they were loaded have an edge for each block, widened ones one ring of blocks."""
-    count, edges = state.first_count + index, state.shared.edges.values
-    if state.geometry.widens:
-        return edges[0], count * state.geometry.value_blocks + place, state.operands.v[0]
-    return edges[place], count, state.operands.v[place]
+def end_values(state: DecodeState, index: Int32, mine: cutlass.Constexpr):
+    """Wait for the value product, one output after the other, and release the values of each."""
+    for i in cutlass.range_constexpr(OUTPUTS):
+        warpgroup.wait_group(OUTPUTS - 1 - i)
+        state.shared.edges.kv[state.geometry.places(mine)[i]].release(state.first_count + index)
 
 
 @cute.jit

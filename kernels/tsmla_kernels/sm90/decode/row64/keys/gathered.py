@@ -23,7 +23,6 @@ from ..geometry import PATTERN_COLUMNS, TILE_KV, DecodeGeometry
 from ..load import Q_LOADER, load_query
 from ..storage import Shared
 from .stream import Keys, KeyStream
-from .transposed import transpose_values
 
 WARPS = WARPGROUP // 32
 
@@ -55,17 +54,15 @@ class GatheredStream(Gathers, KeyStream):
         )
 
 
-class GatheredTransposedStream(GatheredStream):
-    """The stream of 8-bit rows without scales that are gathered, by the loading warps; others transpose."""
+class GatheredByLoadersStream(GatheredStream):
+    """The stream of 8-bit rows without scales that are gathered, by the loading warps: a warpgroup of its own scores
+    tiles."""
 
     def load(self, loader: int, places: None, query: Query, keys: Keys, shared: Shared, called: tuple) -> None:
         view, heads, _ = called
         given = query if loader == Q_LOADER else None
         strips = self.geometry.loaded_strips(loader)
         gather_rows(given, keys, shared, self.geometry, view, heads, strips, TILE_KV)
-
-    def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
-        transpose_values(shared, self.geometry)
 
 
 def lines_of(geometry: DecodeGeometry, strip: int) -> tuple[Lines, int]:

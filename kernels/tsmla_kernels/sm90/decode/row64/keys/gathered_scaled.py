@@ -17,13 +17,12 @@ from ...work.ring import TASK_RING
 from ...work.task import Task, for_each_task
 from ..geometry import TILE_KV, DecodeGeometry
 from ..storage import Shared
-from .gathered import GatheredTransposedStream, hand_over_tile
+from .gathered import GatheredByLoadersStream, hand_over_tile
 from .scaled import put_folded
 from .stream import Keys
-from .widened import widen_values
 
 
-class GatheredScaledStream(GatheredTransposedStream):
+class GatheredScaledStream(GatheredByLoadersStream):
     """The stream of 8-bit rows that have a scale each and are gathered."""
 
     def keys(self, given, source: ListedKeys) -> Keys:
@@ -31,9 +30,6 @@ class GatheredScaledStream(GatheredTransposedStream):
 
     def clean(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
         tell_scaled_rows(shared, self.geometry, keys, view, heads)
-
-    def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
-        widen_values(shared, self.geometry)
 
 
 @cute.jit

@@ -21,7 +21,6 @@ from ..clean import clean_tile
 from ..geometry import FOLDED_WORDS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
 from ..storage import Shared
 from .stream import Keys, KeyStream
-from .widened import widen_values
 
 
 class ScaledStream(KeyStream):
@@ -40,9 +39,6 @@ class ScaledStream(KeyStream):
 
     def clean(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
         bring_scales_and_clean(shared, self.geometry, keys, view, heads)
-
-    def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
-        widen_values(shared, self.geometry)
 
 
 @cute.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..geometry import PAIR, DecodeGeometry
 from .converted import ConvertedStream
-from .gathered import GatheredStream, GatheredTransposedStream
+from .gathered import GatheredByLoadersStream, GatheredStream
 from .gathered_paired import GatheredPairedStream
 from .gathered_scaled import GatheredScaledStream
 from .gathered_stored import GatheredConvertedStream
@@ -20,7 +20,7 @@ def stream_of(geometry: DecodeGeometry) -> KeyStream:
     if geometry.gathers and geometry.scaled:
         return GatheredScaledStream(geometry)
     if geometry.gathers:
-        return GatheredTransposedStream(geometry) if geometry.transposes else GatheredStream(geometry)
+        return GatheredByLoadersStream(geometry) if geometry.turns else GatheredStream(geometry)
     if geometry.ctas == PAIR:
         return PairedStream(geometry)
     if geometry.converts:

@@ -3,7 +3,8 @@ each with half of the output's dims.
 
 A third warpgroup makes probabilities (`score.py`), and leaves them in shared memory, where both warpgroups' products
 read them. Values lie there in 8 bits with their dims contiguous; they are turned and widened on the way to registers.
-So nobody transposes or widens them in shared memory, and sums have the 25 bits of float16 products."""
+So nobody transposes or widens them in shared memory, and sums have the 25 bits of float16 products. (Products of 8 bits
+want values whose keys are contiguous, and are added in 13 bits: `tsmla.problems.sums`.)"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from cutlass import Boolean, Float32, Int32
 from .....limits import WARPGROUP
 from .....parts.warp import QUAD
 from ...work.task import Task, for_each_task
-from ..attend import Attending
+from ..begin import Attending
 from ..geometry import GROUP_ROWS, PATTERN_COLUMNS, TURNED_DIMS, TURNED_OUTPUTS, DecodeGeometry
 from ..storage import Shared
 from .finish import finish

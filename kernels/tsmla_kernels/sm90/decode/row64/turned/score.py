@@ -7,29 +7,24 @@ import functools
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warp, warpgroup
 
-from .....limits import WARPGROUP
 from .....parts.alignment import shared_vector
-from .....parts.hopper import mma
 from .....parts.hopper.fragment import rows_columns
-from .....parts.hopper.lazy_softmax import lowest_reference, move_reference
+from .....parts.hopper.lazy_softmax import exceeds, move_reference
 from .....parts.hopper.softmax import quad_sum
-from .....parts.keys.visible import seen_by_all
-from .....parts.logarithm import LOG2_E
 from .....parts.precision import packed_words
 from .....parts.row_end import BASE_2, RowEnd, count_sink, end_of_row, write_log_sum
 from .....parts.warp import QUAD
 from ...results import Results
 from ...work.task import Task, for_each_task
-from ..attend import Attending, tell_keys
+from ..begin import Attending, begin
 from ..geometry import TILE_KV, DecodeGeometry
+from ..scaling import anchor_of_task, scale_products
 from ..storage import Shared
-from ..tile import DecodeState, Place, RowStates, hide, rescale_sums, start_scores
+from ..tile import DecodeState, hide, keys_there, lacks_keys, rescale_sums, start_scores
 
-FEW_TILES = 6
-"""Up to this many tiles of a task are scored one by one: the code of two together would stand in no cache yet."""
 KEY_GROUPS = TILE_KV // 16
 """Groups of keys whose probabilities are stored together."""
 
@@ -49,87 +44,49 @@ def _score_task(
     kept: Int32,
 ) -> Int32:  # fmt: skip
     """Score the tiles of task `number`, and tell what its rows are multiplied by at their end."""
-    thread = cute.arch.thread_idx()[0] % WARPGROUP
-    products, view, heads, results, softmax_scale, _ = attending
-    mma_qk, _, mma_pv = products
-    qk = mma_qk.get_slice(0)
-    coordinates = rows_columns(mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, geometry.tile_kv))))
-    rows = cute.size(coordinates, mode=[0])
-    reference, total, next_total, rescale, rescale_received = (cute.make_rmem_tensor(rows, Float32) for _ in range(5))
-    row_keys = shared.exchange.row_keys[None, None, 0]
-    scale_log2 = softmax_scale * LOG2_E
-    reference.fill(lowest_reference(scale_log2))
-    total.fill(0.0)
-    all_keys = tell_keys(view, task, heads, coordinates, reference, row_keys)
-    cute.arch.sync_warp()  # all four lanes of a quad read what its first has written
-    operands = mma.Operands(
-        qk_op=mma_qk.op,
-        pv_op=mma_pv.op,
-        q=tuple(qk.make_fragment_A(qk.partition_A(rows)) for rows in shared.query.strips),
-        k=tuple(qk.make_fragment_B(qk.partition_B(rows)) for rows in shared.keys.strips),
-        v=(),
-        scores_shape=mma_qk.partition_shape_C((64, geometry.tile_kv)),
-    )
-    state = DecodeState(
-        operands=operands,
-        own=None,
-        received=None,
-        outputs=(),
-        parts=(),
-        rows=RowStates(reference, total, next_total, rescale, rescale_received),
-        place=Place(
-            coordinates,
-            thread,
-            quad_lane=thread % QUAD,
-            warp=cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32),
-        ),
-        row_keys=row_keys,
-        all_keys=seen_by_all(all_keys),
-        shared=shared,
-        first_count=task.first_count,
-        first_tile=task.first_tile,
-        scale_log2=scale_log2,
-        scaling=None,
-        geometry=geometry,
-    )
+    state = begin(geometry, shared, attending, 0, task)
     tiles = task.tiles
     if tiles > 0:
         shared.edges.q.wait_full(task.loads)
-    alone = tiles & 1
-    if tiles <= FEW_TILES:
-        alone = tiles
-    for index in cutlass.range(alone, unroll=1):
-        _end_tile(state, start_scores(state, index), index, 0)
-    for index in cutlass.range(alone, tiles, 2, unroll=1):
-        # The second tile's scores are computed beside the first one's softmax.
-        first, second = (start_scores(state, index + i) for i in range(2))
-        _end_tile(state, first, index, len(operands.k))
-        _end_tile(state, second, index + 1, 0)
+    for index in cutlass.range(tiles, unroll=1):
+        _score_tile(state, index)
     if tiles > 0:
         shared.edges.q.release(task.loads)
-    _end_rows(state, number, task, results)
+    _end_rows(state, number, task, attending.results)
     return kept
 
 
 @cute.jit
-def _end_tile(state: DecodeState, scores: cute.Tensor, index: Int32, behind: cutlass.Constexpr[int]):
-    """Make the probabilities of tile `index`, whose `scores` have been started, with `behind` products behind them."""
-    end_scores(state, scores, index, behind)
+def _score_tile(state: DecodeState, index: Int32):
+    """Score tile `index`, and hand its probabilities over."""
+    scores = start_scores(state, index)
+    end_scores(state, scores, index)
     stage = move_references(state, scores, index)
     for group in cutlass.range_constexpr(KEY_GROUPS):
-        make_weights(state, scores, stage, group)
+        make_weights(state, scores, index, stage, group)
     state.shared.edges.exchanged.publish(state.first_count + index)
+    if const_expr(state.scaling is not None):
+        state.shared.edges.scales.release(state.first_count + index)
 
 
 @cute.jit
-def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, behind: cutlass.Constexpr[int]):
+def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32):
     """Wait for tile `index`'s scores, release its keys, and hide what rows may not see."""
-    warpgroup.wait_group(behind)
+    count, view = state.first_count + index, rows_columns(scores)
+    there = keys_there(state, index)
+    warpgroup.wait_group(0)
+    if const_expr(there is not None):
+        cute.arch.sync_warp()  # all lanes have read it
     for edge in state.shared.edges.kv:
-        edge.release(state.first_count + index)
+        edge.release(count)
+    if const_expr(state.scaling is not None):
+        scales = state.shared.edges.scales
+        scales.wait_full(count)
+        folded = state.shared.exchange.folded[0][None, None, scales.stage(count)]
+        scale_products(view, state.scaling.factors, folded, state.place.quad_lane)
     first_key = (state.first_tile + index) * state.geometry.tile_kv
-    if state.all_keys.lacks(first_key, state.geometry.tile_kv):
-        hide(state, scores, first_key, None)
+    if lacks_keys(state, first_key, there):
+        hide(state, scores, first_key, there)
 
 
 @cute.jit
@@ -137,37 +94,36 @@ def move_references(state: DecodeState, scores: cute.Tensor, index: Int32) -> In
     """Move the references of tile `index` if they must, and tell by how much outputs are multiplied before its value
     product. Returns the stage of its probabilities, which is free."""
     exchanged, told = state.shared.edges.exchanged, state.shared.exchange.turned
-    rescales, moved = told.rescales, told.moved
-    reference, rescale, count = state.rows.reference, state.rows.rescale, state.first_count + index
+    rows, count, view = state.rows, state.first_count + index, rows_columns(scores)
     stage = exchanged.stage(count)
-    view, beyond = rows_columns(scores), Boolean(False)
-    for row in cutlass.range_constexpr(cute.size(reference)):
-        highest = view[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0)
-        above = (highest - reference[row]) * state.scale_log2
-        beyond = beyond or state.geometry.probabilities.exceeds(above, state.rows.total[row], QUAD)
+    beyond = exceeds(view, rows.reference, rows.total, QUAD, state.scale_log2, state.geometry.probabilities)
     exchanged.wait_empty(count)
     moves = cute.arch.vote_any_sync(beyond)
+    rows.rescale.fill(1.0)
     if moves:
-        move_reference(view, reference, None, rescale, state.scale_log2)
-        rescale_sums(state, rescale)
-        if state.place.coordinates[0, 0][1] == 0:
-            for row in cutlass.range_constexpr(cute.size(reference)):
-                rescales[state.place.coordinates[row, 0][0], stage] = rescale[row]
-    else:
-        if state.place.coordinates[0, 0][1] == 0:
-            for row in cutlass.range_constexpr(cute.size(reference)):
-                rescales[state.place.coordinates[row, 0][0], stage] = Float32(1.0)
-    moved[state.place.warp, stage] = Int32(moves)
+        move_reference(view, rows.reference, None, rows.rescale, state.scale_log2)
+        rescale_sums(rows.total, rows.rescale)
+        if const_expr(state.scaling is not None):
+            rescale_sums(state.scaling.totals, rows.rescale)
+    if state.place.coordinates[0, 0][1] == 0:
+        for row in cutlass.range_constexpr(cute.size(rows.rescale)):
+            told.rescales[state.place.coordinates[row, 0][0], stage] = rows.rescale[row]
+    told.moved[state.place.warp, stage] = Int32(moves)
     return stage
 
 
 @cute.jit
-def make_weights(state: DecodeState, scores: cute.Tensor, stage: Int32, group: cutlass.Constexpr[int]):
-    """Make the probabilities of 16 keys of a tile, number `group` of such: add their exponentials to the rows' sums,
-    round them to float16, and store them as rows of keys."""
+def make_weights(
+    state: DecodeState, scores: cute.Tensor, index: Int32, stage: Int32, group: cutlass.Constexpr[int]
+) -> None:
+    """Make the probabilities of 16 keys of tile `index`, number `group` of such: add their exponentials to the rows'
+    sums, round them to float16, and store them as rows of keys."""
     dtype = state.shared.exchange.turned.weights.element_type
     view, total, bias = rows_columns(scores), state.rows.total, state.geometry.probabilities.bias
     words = cute.make_rmem_tensor(4, Int32)
+    inverses = ()
+    if const_expr(state.scaling is not None):
+        inverses = _inverses(state, index, group)
     for row in cutlass.range_constexpr(cute.size(total)):
         shift = cute.math.fma(state.rows.reference[row], state.scale_log2, Float32(-bias))
         for block in cutlass.range_constexpr(2):
@@ -176,6 +132,9 @@ def make_weights(state: DecodeState, scores: cute.Tensor, stage: Int32, group: c
                 exponent = cute.math.fma(view[row, 4 * group + 2 * block + i], state.scale_log2, -shift)
                 values.append(cute.math.exp2(exponent, fastmath=True))
                 total[row] = total[row] + values[i]
+                if const_expr(state.scaling is not None):
+                    totals = state.scaling.totals
+                    totals[row] = cute.math.fma(values[i], inverses[block][i], totals[row])
             words[2 * block + row] = packed_words(values, dtype)[0]
     lane = state.place.thread % 32
     row, matrix = lane & 7, lane >> 3
@@ -186,20 +145,43 @@ def make_weights(state: DecodeState, scores: cute.Tensor, stage: Int32, group: c
 
 
 @cute.jit
+def _inverses(state: DecodeState, index: Int32, group: cutlass.Constexpr[int]) -> tuple:
+    """What exponentials of this thread's keys of a group are multiplied by in the sums of rows with scales."""
+    stage, found = state.shared.edges.scales.stage(state.first_count + index), []
+    for block in cutlass.range_constexpr(2):
+        inverse = cute.make_rmem_tensor(2, Float32)
+        pair = state.place.quad_lane + QUAD * (2 * group + block)
+        cute.autovec_copy(state.shared.exchange.folded[2][None, pair, stage], inverse)
+        found.append(inverse)
+    return tuple(found)
+
+
+@cute.jit
 def _end_rows(state: DecodeState, number: Int32, task: Task, results: Results):
-    """Tell what rows of task `number` are multiplied by at their end, and write their log-sum-exps."""
-    ends, partial_lse, parity = state.shared.exchange.turned.ends, results.partials.lse, number & 1
+    """Tell what rows of task `number` are multiplied by at their end, and write their log-sum-exps.
+
+    Partial rows of keys with scales are averages of stored values, which float16 holds whatever the scales are: each is
+    divided by the sum of its shares, and what makes it the row's output again lies beside it."""
+    ends, partials, parity = state.shared.exchange.turned.ends, results.partials, number & 1
     leader = state.place.coordinates[0, 0][1] == 0
     state.shared.edges.ends.wait_empty(number)
     for row in cutlass.range_constexpr(cute.size(state.rows.total)):
         position, total = state.place.coordinates[row, 0][0], quad_sum(state.rows.total[row])
+        shares = total
+        if const_expr(state.scaling is not None):
+            total = quad_sum(state.scaling.totals[row])
         end = end_of_row(state.rows.reference[row], state.scale_log2, total, state.geometry.probabilities.bias, BASE_2)
         factor = end.factor
         logged = leader and position < task.rows
         if task.slot >= 0:
+            if const_expr(state.scaling is not None):
+                factor = end_of_row(Float32(0.0), 1.0, shares, 0, BASE_2).factor
+                if logged:
+                    anchor = anchor_of_task(state.shared.exchange.anchors, number, task.tiles)
+                    partials.downs[task.slot, position, 0] = end.factor * shares * anchor
             factor = factor * 2.0**state.geometry.partial_rows.bias
             if logged:
-                partial_lse[task.slot, position] = end.log_sum
+                partials.lse[task.slot, position] = end.log_sum
         else:
             factor = _end_whole(state, task, position, end, logged, results)
         if leader:
