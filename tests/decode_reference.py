@@ -11,12 +11,14 @@ from typing import Any
 import torch
 import tsmla
 from plain_sums import in_plain_tensors
+from tsmla.operators import checks
+from tsmla.operators.decode import SMALL_PAGE_SIZES
 from tsmla.problems.pages import page_tables, put_keys
-from tsmla.problems.sums import narrow_products
+from tsmla.problems.sums import narrow_products, weight_dtype
 
 LATENT, ROPE = 512, 64
 WEIGHT_SCALE = 256.0
-"""With 8-bit inputs, weights of at most 1 are stored as e4m3 times this, so that the small ones are not lost."""
+"""With 8-bit inputs, weights of at most 1 are rounded times this, so that the small ones are not lost."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Sight:
 @dataclasses.dataclass
 class Problem:
     """One call's inputs; `rows` are each request's keys in order, which the cache holds in pages. With cum_q, requests
-    have query tokens of a pack, `spans` of [tokens, heads, 576], and max_q_len at most."""
+    have query tokens of a pack, `spans` of [tokens, heads, 576], and max_q_len at most. gathered: keys are copied one
+    by one."""
 
     query: torch.Tensor
     rows: list[torch.Tensor]
@@ -63,6 +66,7 @@ class Problem:
     lse_includes_sink: bool = False
     cum_q: list[int] | None = None
     max_q_len: int | None = None
+    gathered: bool = False
 
     @property
     def spans(self) -> list[range]:
@@ -179,18 +183,20 @@ def make_problem(
         query = random(cum_q[-1] + 1, heads, LATENT + rope)
         query[-1] = torch.full(query.shape[1:], math.nan, device="cuda").to(dtype)
         fields = {"cum_q": cum_q, **fields}
+    fields = {"gathered": page_size in SMALL_PAGE_SIZES, **fields}
     return Problem(query, rows, cache, tables.to("cuda"), seq_lens, **fields)
 
 
 @in_plain_tensors
 def attend(problem: Problem, compute: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, base-2 LSE) in float64; `compute` is where products are rounded to: torch.float64 for the reference, the
-    input dtype for what plain PyTorch in that dtype would give (for 8 bits, weights rounded to e4m3). Scores are what
-    the GPU's tensor cores leave of them, where that is less than floats do."""
+    input dtype for what plain PyTorch in that dtype would give (for 8 bits, with weights rounded as kernels do). Scores
+    are what the GPU's tensor cores leave of them, where that is less than floats do."""
     *outer, heads, _ = problem.query.shape
     query = problem.query.flatten(0, -3)
     eight_bits = compute.itemsize == 1
     rounded = torch.float64 if eight_bits else compute
+    kept = torch.float8_e4m3fn if problem.gathered else weight_dtype(checks.arch_of(query.device), problem.query.dtype)
     outputs = torch.zeros(len(query), heads, LATENT, dtype=torch.float64, device=problem.query.device)
     lses = torch.full((len(query), heads), -math.inf, dtype=torch.float64, device=problem.query.device)
     for request, span in enumerate(problem.spans):
@@ -206,7 +212,7 @@ def attend(problem: Problem, compute: torch.dtype) -> tuple[torch.Tensor, torch.
             if eight_bits:
                 highest = scores.amax(-1, keepdim=True)
                 scaled = (scores - highest).exp() * WEIGHT_SCALE
-                weights = scaled.to(torch.float8_e4m3fn).double() / WEIGHT_SCALE
+                weights = scaled.to(kept).double() / WEIGHT_SCALE
                 weights *= (highest - lse[:, None]).exp()
             else:
                 weights = (scores - lse[:, None]).exp().to(compute)

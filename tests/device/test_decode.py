@@ -200,7 +200,7 @@ def test_other_ways_to_say_the_same(dtype):
 
 
 @pytest.mark.parametrize("world, interleave", [(2, 1), (4, 1), (2, 16), (4, 64)])
-def test_context_parallel_ranks_merge_to_the_whole(dtype, world, interleave):
+def test_context_parallel_ranks_merge_to_the_whole(arch, dtype, world, interleave):
     problem = make_problem([4001, 2, 64, 0, 513], 3, 24, dtype)
     shards = sharded(problem, world, interleave)
     out, lse = merged([check(shard) for shard in shards])
@@ -211,7 +211,8 @@ def test_context_parallel_ranks_merge_to_the_whole(dtype, world, interleave):
     lost = 4 * (plain - exact).abs().max()
     assert torch.allclose(out, whole.double(), rtol=0, atol=1e-2 + float(lost))
     assert torch.allclose(lse, whole_lse.double(), rtol=1e-6, atol=2e-5)
-    assert (out - exact).norm() <= (3e-2 if dtype == torch.float8_e4m3fn else 1e-2) * exact.norm()
+    rounds = dtype == torch.float8_e4m3fn and arch is not Arch.SM90A  # weights, to e4m3
+    assert (out - exact).norm() <= (3e-2 if rounds else 1e-2) * exact.norm()
 
 
 def test_cuda_graph_replay(dtype):

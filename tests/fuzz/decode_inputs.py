@@ -140,7 +140,8 @@ def scored_as(case: DecodeCase | ChosenCase, rounded: bool) -> torch.dtype:
 
 def weights_of(case: DecodeCase | ChosenCase, arch: str) -> torch.dtype:
     """The dtype that weights are rounded to; that of 8 bits stands for e4m3."""
-    return weight_dtype(Arch(arch), case.torch_dtype) if case.rows_apart else case.torch_dtype
+    gathered = isinstance(case, ChosenCase) or case.gathered
+    return case.torch_dtype if gathered and not case.rows_apart else weight_dtype(Arch(arch), case.torch_dtype)
 
 
 def _keys(

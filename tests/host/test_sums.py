@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import decode_reference
 import prefill_reference
 import pytest
 import torch
@@ -158,3 +159,18 @@ def test_values_of_one_sign_tell_that_13_bits_sum_them(on_hopper, judged_by):
     problem = tuple(x.to(E4M3) for x in (torch.zeros(6, 192), k, v))
     assert accepted(judged_by, problem, 1.0, "")
     assert not accepted(judged_by, problem, 1.0, "values summed in 13 bits")
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+def test_a_decode_whose_weights_have_8_bits_is_refused(on_hopper, dtype):
+    torch.manual_seed(0)
+    q, k = (torch.randn(n, 576).to(dtype) for n in (6, 60))
+    problem = decode_reference.Problem(q[None, None], [k], k[None], torch.zeros(1, 1, dtype=torch.int32), [60])
+
+    def judge(fault: str) -> None:
+        out, lse = made_by(q, k, k[:, :512], problem.softmax_scale, fault)
+        decode_reference.judge(problem, out[None, None], lse[None, None] / math.log(2))
+
+    judge("")
+    with pytest.raises(AssertionError, match="instead of|relative RMSE"):
+        judge("weights of 8 bits")

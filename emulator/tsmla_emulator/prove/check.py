@@ -38,6 +38,7 @@ from tsmla.problems import key_mask as key_mask_problems
 from tsmla.problems import pack as pack_problems
 from tsmla.problems import query as query_problems
 from tsmla.problems.cases import MaskCase, PackCase, cases_of
+from tsmla.problems.decode import rounded_weights
 from tsmla.problems.lists import named_slots, random_lists, union_of
 from tsmla.problems.memory import Memory
 from tsmla.problems.pages import page_tables, put_keys
@@ -433,8 +434,7 @@ def _decode(
         made = _products(variant.arch, given_query(variant, own), given) if narrow else None
         parts.append(_attention(own, of_one, of_one[..., :LATENT_DIM], scale, True, window, limit, made=made))
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
-    step = torch.finfo(out.dtype).eps if variant.dtype.bits == 16 else 0.05
+    step = rmse_of_rounding(rounded_weights(variant), out.dtype)
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
     how = f"{rows} rows, packed" if varies else f"{rows} rows"
     return f"{how}: {measured}", error and f"{how}: {error}"
@@ -599,7 +599,7 @@ def _chosen(variant: DecodeVariant, heads: int, lengths: tuple[int, ...], sums: 
         made = _products(variant.arch, given_query(variant, own), given) if narrow else None
         parts.append(_attention(own, seen, seen[..., :LATENT_DIM], scale, False, made=made))
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    step = torch.finfo(out.dtype).eps if variant.dtype.bits == 16 else 0.05  # as `_decode`'s
+    step = rmse_of_rounding(rounded_weights(variant), out.dtype)
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
     return f"{heads} heads: {measured}", error and f"{heads} heads: {error}"
 

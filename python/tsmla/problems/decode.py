@@ -235,8 +235,10 @@ def _expected(
 
 
 def rounded_weights(variant: DecodeVariant) -> torch.dtype:
-    """Return the dtype that weights are rounded to: with rows of 8 bits that have no scales, e4m3 on every GPU."""
-    return weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype]) if variant.row.scales else torch.float8_e4m3fn
+    """Return the dtype that weights are rounded to: with chosen keys of 8 bits without scales, e4m3 on every GPU."""
+    if variant.dtype.bits == 8 and variant.gathers and variant.row.scales is None:
+        return torch.float8_e4m3fn
+    return weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype])
 
 
 def _seen(case: DecodeCase, request: int, given: _Problem) -> torch.Tensor:

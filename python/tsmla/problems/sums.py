@@ -46,8 +46,7 @@ def sums_of(arch: Arch, dtype: torch.dtype) -> Sums:
 
 
 def weight_dtype(arch: Arch, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that prefills of `arch`, and decodes of rows with scales, round weights to, with inputs of
-    `dtype`.
+    """Return the dtype that kernels of `arch` round weights to, with inputs of `dtype`.
 
     8-bit values are multiplied by weights of e4m3, but as float16 where sums of 8-bit products are narrow.
     """
