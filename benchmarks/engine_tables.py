@@ -15,12 +15,14 @@ def records() -> list[dict[str, Any]]:
 
 
 def rows(record: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield a row for each case and backend of tsmla's, beside the first backend."""
+    """Yield a row for each case and backend of tsmla's, beside the first backend, or the first one that shares work
+    among GPUs as this does."""
     for result in record["results"]:
-        first, *others = result["seconds"]
-        for name in others:
-            if name.startswith(OURS):
-                yield _row(record["options"], result, Backend.parse(first), Backend.parse(name))
+        first, *others = map(Backend.parse, result["seconds"])
+        for backend in others:
+            if backend.name == OURS:
+                alike = [x for x in (first, *others) if x.name != OURS and x.arguments == backend.arguments]
+                yield _row(record["options"], result, (alike or [first])[0], backend)
 
 
 def _row(options: dict[str, Any], result: dict[str, Any], first: Backend, backend: Backend) -> list[str]:
@@ -29,6 +31,7 @@ def _row(options: dict[str, Any], result: dict[str, Any], first: Backend, backen
     drafts = options.get("speculate")
     said = [
         f"vLLM {requests} x {rest.replace('+', ' + ')}",
+        "prompts cached" if options.get("cached") else "",
         "chosen keys" if options.get("sparse") else "",
         f"{drafts['method']} {drafts['num_speculative_tokens']}" if drafts else "",
         f"{options['heads']} heads",

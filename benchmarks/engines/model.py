@@ -25,7 +25,7 @@ from . import weights
 OURS = "TSMLA"
 _FORWARDED = (
     "sparse", "heads", "layers", "kv", "cache_gib", "max_len", "max_seqs", "batched_tokens", "graphs", "fp8_prefill",
-    "speculate",
+    "speculate", "cached",
 )  # fmt: skip
 _PARALLEL = (
     "tensor_parallel_size", "decode_context_parallel_size", "cp_kv_cache_interleave_size", "dcp_comm_backend",
@@ -119,6 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draft so many tokens by vLLM's mtp (a random layer: hardly a draft is taken) or ngram_gpu",
     )
     parser.add_argument("--patience", type=float, default=900, help="seconds that an engine's answer may take")
+    parser.add_argument("--cached", action="store_true", help="prompts stay in the cache (%(default)s)")
     parser.add_argument("--fp8-prefill", action="store_true", help="use_prefill_query_quantization (%(default)s)")
 
 
@@ -172,7 +173,7 @@ def arguments(backend: Backend, memory: float, options: dict[str, Any]) -> dict[
         "kv_cache_memory_bytes": options["cache_gib"] and int(options["cache_gib"] * 2**30),
         "kv_cache_dtype": options["kv"],
         "attention_config": attention(backend, options),
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": options["cached"],
         "max_num_seqs": options["max_seqs"],
         "max_num_batched_tokens": options["batched_tokens"],
         "speculative_config": options["speculate"],

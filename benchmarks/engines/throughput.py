@@ -2,11 +2,15 @@
 
     python -m benchmarks engine-throughput auto TSMLA FLASHMLA --heads 128 --case 64x4096+256 --case 16x16384+256
     python -m benchmarks engine-throughput FLASHMLA_SPARSE TSMLA --sparse --kv fp8_ds_mla --case 64x4096+256
+    python -m benchmarks engine-throughput FLASHMLA TSMLA --cached --case 8x65537+512 --profile 8x65537+64
 
 The first backend is what others are compared with. A case is REQUESTSxPROMPT+NEW tokens. Every round asks each backend
-once, in an order drawn anew, with the same prompts; the first round is not counted. The record is
-written after every case. Backends share --memory of the GPU equally: when their caches cannot hold a case, name fewer.
-With --profile, one more run of each case says where GPU time goes.
+once, in an order drawn anew, with the same prompts. Before a case's rounds each backend is given a quarter of its
+requests, with --cached all of them: that is not counted. The record is written after every case. Backends share
+--memory of the GPU equally: when their caches cannot hold a case, name fewer.
+
+--cached: all rounds have the same prompts, which vLLM keeps, so that they measure decode. A prompt of one token more
+than fills pages leaves one to compute. --profile: says where GPU time goes in one more run of a case.
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ class Case:
     def __str__(self) -> str:
         return f"{self.requests}x{self.prompt}+{self.new}"
 
-    def given(self, seed: int) -> tuple[list[int], int, int]:
-        return [self.prompt] * self.requests, self.new, seed
+    def given(self, seed: int, requests: int | None = None) -> tuple[list[int], int, int]:
+        return [self.prompt] * (requests or self.requests), self.new, seed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", type=Case, action="append", required=True, help="REQUESTSxPROMPT+NEW; repeatable")
     parser.add_argument("--rounds", type=int, default=4, help="counted ones (%(default)s)")
     parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's, for all engines (%(default)s)")
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--profile", type=Case, action="append", default=[], help="REQUESTSxPROMPT+NEW; repeatable")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -59,8 +63,9 @@ def run(options: argparse.Namespace) -> None:
             raise engine
         engines.append(engine)
     drafts = options.speculate and f"-{options.speculate['method']}-{options.speculate['num_speculative_tokens']}"
-    name = f"vllm-throughput-{model.label(options)}{drafts or ''}{'-profiled' * options.profile}"
+    name = f"vllm-throughput-{model.label(options)}{drafts or ''}{'-cached' * options.cached}"
     results: list[dict[str, Any]] = []
+    profiles: dict[str, Any] = {}
     record = {
         "certificate": runner.certificate(options.commit),
         "model": model.shape(model.forwarded(options)),
@@ -69,22 +74,28 @@ def run(options: argparse.Namespace) -> None:
         "start_seconds": {str(engine.backend): engine.start_seconds for engine in engines},
         "cache_tokens": {str(engine.backend): engine.cache_tokens for engine in engines},
         "results": results,
+        "profiles": profiles,
     }
     for case in options.case:
-        results.append(_case(engines, case, options.rounds, options.profile))
+        results.append(_case(engines, case, options.rounds, options.cached))
+        path = runner.write_record(options.results, name, record)
+    for case in options.profile:
+        profiles[str(case)] = {str(engine.backend): engine.profile(*case.given(seed=0)) for engine in engines}
+        for backend, kernels in profiles[str(case)].items():
+            _show(f"{case}, {backend}", kernels)
         path = runner.write_record(options.results, name, record)
     for engine in engines:
         engine.close()
     print(path)
 
 
-def _case(engines: list[Engine], case: Case, rounds: int, profile: bool) -> dict[str, Any]:
+def _case(engines: list[Engine], case: Case, rounds: int, cached: bool) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {str(engine.backend): [] for engine in engines}
-    for turn in range(rounds + 1):
+    for engine in engines:
+        engine.generate(*case.given(seed=0, requests=case.requests if cached else -(-case.requests // 4)))
+    for turn in range(1, rounds + 1):
         for engine in random.sample(engines, len(engines)):
-            taken = engine.generate(*case.given(seed=turn))
-            if turn:
-                seconds[str(engine.backend)].append(taken)
+            seconds[str(engine.backend)].append(engine.generate(*case.given(seed=0 if cached else turn)))
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     first = medians[str(engines[0].backend)]
     rows = [
@@ -93,12 +104,7 @@ def _case(engines: list[Engine], case: Case, rounds: int, profile: bool) -> dict
     ]
     header = (str(case), "new tokens/s", f"x {engines[0].backend}", "min s", "median s", "max s")
     print(runner.table(header, rows), flush=True)
-    result: dict[str, Any] = {"case": str(case), "seconds": seconds}
-    if profile:
-        result["profile"] = {str(engine.backend): engine.profile(*case.given(seed=1)) for engine in engines}
-        for name, kernels in result["profile"].items():
-            _show(name, kernels)
-    return result
+    return {"case": str(case), "seconds": seconds}
 
 
 def attention_share(kernels: Sequence[tuple[str, float, int]]) -> float:

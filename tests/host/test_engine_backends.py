@@ -8,7 +8,7 @@ import pytest
 from tsmla.integrations import vllm
 
 from benchmarks import engine_tables
-from benchmarks.engines import engine, model, tokens
+from benchmarks.engines import engine, model, throughput, tokens
 from benchmarks.engines.model import Backend
 
 
@@ -162,3 +162,54 @@ def test_a_row_says_which_cache_and_how_many_gpus():
         "vLLM 4 x 64 + 2, 12 heads, 24 layers, fp8_ds_mla cache", "", "4 tokens/s", "TSMLA, bf16 cache", "0.500", ""
     ]  # fmt: skip
     assert ranks[0] == "vLLM 4 x 64 + 2, 12 heads, 24 layers, bf16 cache, 2 GPUs, which share contexts, A=1"
+
+
+def test_a_row_is_beside_the_backend_that_shares_work_among_gpus_as_it_does():
+    tensors, contexts = "tensor_parallel_size=2", "tensor_parallel_size=2,decode_context_parallel_size=2"
+    seconds = {
+        f"FLASHMLA,{contexts}": [8.0],
+        f"TSMLA,{contexts}": [4.0],
+        f"FLASHMLA,{tensors}": [5.0],
+        f"TSMLA,{tensors}": [4.0],
+    }
+    options = {"heads": 64, "layers": 24, "kv": "auto", "cached": True}
+    record = {"options": options, "results": [{"case": "4x65+2", "seconds": seconds}]}
+    shares, divides = engine_tables.rows(record)
+    model_of = "vLLM 4 x 65 + 2, prompts cached, 64 heads, 24 layers, bf16 cache, 2 GPUs"
+    assert shares == [f"{model_of}, which share contexts", "", "2 tokens/s", "FLASHMLA", "0.500", ""]
+    assert divides == [model_of, "", "2 tokens/s", "FLASHMLA", "0.800", ""]
+
+
+class Asked:
+    """Stands in for an engine: notes how many prompts it is given, and their seed."""
+
+    def __init__(self, backend):
+        self.backend = backend
+
+    def generate(self, lengths, new, seed):
+        NOTED.append(f"{self.backend}: {len(lengths)} of seed {seed}")
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    "cached, first, seeds", [(False, "2 of seed 0", (1, 2)), (True, "5 of seed 0", (0, 0))], ids=("new", "cached")
+)
+def test_rounds_have_new_prompts_unless_these_are_cached(cached, first, seeds):
+    NOTED.clear()
+    case = throughput.Case("5x64+2")
+    assert throughput._case([Asked("A"), Asked("B")], case, rounds=2, cached=cached) == {
+        "case": "5x64+2",
+        "seconds": {"A": [1.0, 1.0], "B": [1.0, 1.0]},
+    }
+    assert NOTED[:2] == [f"A: {first}", f"B: {first}"]
+    turns = [{f"{name}: 5 of seed {seed}" for name in "AB"} for seed in seeds]
+    assert [set(NOTED[2:4]), set(NOTED[4:])] == turns
+
+
+def test_a_model_keeps_prompts_in_its_cache_when_asked(monkeypatch):
+    monkeypatch.setattr(vllm, "selected_names", lambda sparse: ("TSMLA", "TSMLA"))
+    parser = argparse.ArgumentParser()
+    model.add_arguments(parser)
+    for flags, kept in ([], False), (["--cached"], True):
+        given = parser.parse_args(["TSMLA", *flags])
+        assert model.arguments(given.backends[0], 0.5, model.forwarded(given))["enable_prefix_caching"] is kept
