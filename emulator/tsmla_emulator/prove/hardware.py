@@ -41,7 +41,7 @@ from tsmla.loading.manifest import images_of
 
 from ..run import emulate
 from ..run.host.capture import extents, parameters_of
-from ..run.host.compile import Compiled
+from ..run.host.compile import Compiled, compile_for_emulation
 from ..run.host.memory import Extent, merged
 from ..run.host.tensor import EmulatedTensor, plain
 from ..run.machine import Options
@@ -295,7 +295,10 @@ def compare(
     options: Options,
     compiled: Callable[[Variant], Compiled] | None = None,
 ) -> int:
-    """Run recorded calls in the emulator and print where memory differs; return how many variants differ."""
+    """Run recorded calls in the emulator and print where memory differs; return how many variants differ.
+
+    A variant whose machine code is no longer what was recorded is marked: its last bits may differ rightly.
+    """
     recorded = Recorded(directory)
     print(*sorted(recorded.certificates), sep="\n")
     differing = 0
@@ -308,7 +311,9 @@ def compare(
             f"call {d.call}: {d.bytes} of {d.size} bytes of {d.region}" + ("" if d.same_call else " (other inputs)")
             for d in found
         )
-        print(f"{symbol}: {told or 'equal'} ({time.perf_counter() - started:.1f} s)", flush=True)
+        code = digests_in((compiled or compile_for_emulation)(variant).library)
+        newer = "" if code == recorded.variants[symbol]["code"] else "; recorded of other machine code"
+        print(f"{symbol}: {told or 'equal'}{newer} ({time.perf_counter() - started:.1f} s)", flush=True)
     return differing
 
 
