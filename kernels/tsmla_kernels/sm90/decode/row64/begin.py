@@ -21,8 +21,8 @@ from ..results import Results
 from ..work.task import Task
 from .geometry import DecodeGeometry
 from .scaling import query_scales_of, scaling_of
+from .state import DecodeState, Place, RowStates
 from .storage import Shared
-from .tile import DecodeState, Place, RowStates
 
 
 class Attending(NamedTuple):
@@ -44,7 +44,9 @@ def begin(
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     products, view, heads, _, softmax_scale, scales = attending
     mma_qk, mma_rope, mma_pv = products
-    qk, rope, pv = (product.get_slice(0) for product in products)
+    if const_expr(mma_rope is None):
+        mma_rope = mma_qk
+    qk, rope, pv = (product.get_slice(0) for product in (mma_qk, mma_rope, mma_pv))
     of_strip = (*(qk for _ in range(geometry.latent_strips)), *(rope for _ in geometry.behind_latent))
     coordinates = rows_columns(mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, geometry.tile_kv))))
     rows = cute.size(coordinates, mode=[0])

@@ -24,8 +24,8 @@ from ....parts.precision import numeric
 from ....parts.query import Query
 from ..results import Results
 from ..work.deal import deal
-from .attend import attend
 from .begin import Attending
+from .exchanging.attend import attend
 from .geometry import LOAD_WARPS, PAIR, DecodeGeometry
 from .keys.stream import Keys
 from .keys.streams import stream_of
@@ -36,10 +36,11 @@ from .turned.score import score_tiles
 
 
 class Products(NamedTuple):
-    """The products of a tile: of queries and keys, of their rope pieces, and of probabilities and values."""
+    """The products of a tile: of queries and keys; of their rope pieces, where these have a dtype of their own; and of
+    probabilities and values."""
 
     qk: cute.TiledMma
-    rope: cute.TiledMma
+    rope: cute.TiledMma | None
     pv: cute.TiledMma
 
 
@@ -125,18 +126,19 @@ class Row64Kernel:
             cute.arch.cluster_wait()
 
     def products(self) -> Products:
-        """Make, on the host, the products: scores = Q K^T with both in shared memory, in the dtype of either piece;
-        output += P V with P in registers, or, turned, output^T += V^T P^T with V^T in registers."""
+        """Make, on the host, the products: scores = Q K^T with both in shared memory, one more for rope pieces where
+        they have a dtype of their own; output += P V with P in registers, or, turned, output^T += V^T P^T with V^T in
+        registers."""
         geometry = self.geometry
         k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
         v_major, columns = (k_major, geometry.tile_q) if geometry.turns else (mn_major, geometry.value_columns)
         one = (1, 1, 1)
-        qk, rope = (
+        qk, *rope = (
             hopper.make_trivial_tiled_mma(dtype, dtype, k_major, k_major, Float32, one, (64, geometry.tile_kv))
-            for dtype in (numeric(geometry.strip_dtypes[strip]) for strip in (0, -1))
+            for dtype in (numeric(geometry.strip_dtypes[strip]) for strip in (0, *geometry.behind_latent))
         )
         operands = map(numeric, geometry.probabilities.operands)
         pv = hopper.make_trivial_tiled_mma(
             *operands, k_major, v_major, Float32, one, (64, columns), warpgroup.OperandSource.RMEM
         )
-        return Products(qk, rope, pv)
+        return Products(qk, rope[0] if geometry.scaled else None, pv)

@@ -22,8 +22,8 @@ from ...work.task import Task, for_each_task
 from ..begin import Attending, begin
 from ..geometry import TILE_KV, DecodeGeometry
 from ..scaling import anchor_of_task, scale_products
+from ..state import DecodeState, hide, keys_there, lacks_keys, rescale_sums, start_scores
 from ..storage import Shared
-from ..tile import DecodeState, hide, keys_there, lacks_keys, rescale_sums, start_scores
 
 KEY_GROUPS = TILE_KV // 16
 """Groups of keys whose probabilities are stored together."""

@@ -24,15 +24,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
-from ....limits import WARPGROUP
-from ....parts.hopper.lazy_softmax import is_ahead
-from ..work.task import Task, for_each_task
-from .begin import Attending, begin
+from .....limits import WARPGROUP
+from .....parts.hopper.lazy_softmax import is_ahead
+from ...work.task import Task, for_each_task
+from ..begin import Attending, begin
+from ..geometry import OUTPUTS, DecodeGeometry
+from ..state import DecodeState, start_scores
+from ..storage import Shared
 from .finish import finish
-from .geometry import OUTPUTS, DecodeGeometry
-from .storage import Shared
 from .tile import (
-    DecodeState,
     await_references,
     end_scores,
     end_values,
@@ -41,7 +41,6 @@ from .tile import (
     make_probabilities,
     receive,
     rescale_outputs,
-    start_scores,
     start_values,
 )
 
