@@ -105,8 +105,8 @@ def make_chosen(
     rows = [numbers[own // page_size, own % page_size] for own in found]
     query = torch.randn(tokens, 1, heads, LATENT + rope, device="cuda").to(dtype)
     alone = Problem(
-        query, rows, cache, indices, [len(own) for own in rows], sight=Sight(causal=False), gathered=True, **fields
-    )
+        query, rows, cache, indices, [len(own) for own in rows], sight=Sight(causal=False), **fields
+    )  # fmt: skip
     given = None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device="cuda").view(shape)
     lists = indices.to(torch.int32).to("cuda").view(*shape, top_k)
     if row is not None and ROWS[row].apart:

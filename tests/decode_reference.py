@@ -12,7 +12,6 @@ import torch
 import tsmla
 from plain_sums import in_plain_tensors
 from tsmla.operators import checks
-from tsmla.operators.decode import SMALL_PAGE_SIZES
 from tsmla.problems.pages import page_tables, put_keys
 from tsmla.problems.sums import narrow_products, weight_dtype
 
@@ -49,8 +48,7 @@ class Sight:
 @dataclasses.dataclass
 class Problem:
     """One call's inputs; `rows` are each request's keys in order, which the cache holds in pages. With cum_q, requests
-    have query tokens of a pack, `spans` of [tokens, heads, 576], and max_q_len at most. gathered: keys are copied one
-    by one."""
+    have query tokens of a pack, `spans` of [tokens, heads, 576], and max_q_len at most."""
 
     query: torch.Tensor
     rows: list[torch.Tensor]
@@ -66,7 +64,6 @@ class Problem:
     lse_includes_sink: bool = False
     cum_q: list[int] | None = None
     max_q_len: int | None = None
-    gathered: bool = False
 
     @property
     def spans(self) -> list[range]:
@@ -183,7 +180,6 @@ def make_problem(
         query = random(cum_q[-1] + 1, heads, LATENT + rope)
         query[-1] = torch.full(query.shape[1:], math.nan, device="cuda").to(dtype)
         fields = {"cum_q": cum_q, **fields}
-    fields = {"gathered": page_size in SMALL_PAGE_SIZES, **fields}
     return Problem(query, rows, cache, tables.to("cuda"), seq_lens, **fields)
 
 
@@ -196,7 +192,7 @@ def attend(problem: Problem, compute: torch.dtype) -> tuple[torch.Tensor, torch.
     query = problem.query.flatten(0, -3)
     eight_bits = compute.itemsize == 1
     rounded = torch.float64 if eight_bits else compute
-    kept = torch.float8_e4m3fn if problem.gathered else weight_dtype(checks.arch_of(query.device), problem.query.dtype)
+    kept = weight_dtype(checks.arch_of(query.device), problem.query.dtype)
     outputs = torch.zeros(len(query), heads, LATENT, dtype=torch.float64, device=problem.query.device)
     lses = torch.full((len(query), heads), -math.inf, dtype=torch.float64, device=problem.query.device)
     for request, span in enumerate(problem.spans):

@@ -65,7 +65,7 @@ def test_rope_pieces_in_a_tensor_of_their_own(case, format):
 @pytest.mark.parametrize("case", [([300, 0, 65], 3, 16), ([4000, 700], 2, 128), ([90, 1, 300], [2, 0, 5], 12)], ids=str)
 def test_page_tables_of_a_cache_of_two_tensors(case, format):
     for page_size in (64, 16):
-        problem = make_problem(*case, **FORMATS[format], page_size=page_size, gathered=True)
+        problem = make_problem(*case, **FORMATS[format], page_size=page_size)
         check(problem, kv_cache=in_two_tensors(problem.kv_cache))
 
 

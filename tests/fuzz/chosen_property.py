@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import torch
 import tsmla
 from decode_rows import rounds
+from tsmla.identity.arch import Arch
 from tsmla.identity.support import LATENT_DIM
 from tsmla.problems.lists import named_slots, random_lists, union_of
+from tsmla.problems.sums import weight_dtype
 
 from .chosen_case import LSES, ChosenCase
 from .decode_case import SCORED
-from .decode_inputs import Keys, Queries, cache_of, numbers_of, query_of, scored_as, weights_of
+from .decode_inputs import Keys, Queries, cache_of, numbers_of, query_of, scored_as
 from .decode_property import ordered, put_cache, put_query
 from .guarded import Guarded, contiguous
 from .places import Place
@@ -88,7 +90,7 @@ def check(case: ChosenCase, place: Place) -> None:
     if not case.tokens:
         return
     in_16_bits = place.arch == "sm_90a" and (case.torch_dtype == torch.bfloat16 or case.rows_apart)
-    given_precision = precision(weights_of(case, place.arch), out.dtype, in_16_bits)
+    given_precision = precision(weight_dtype(Arch(place.arch), case.torch_dtype), out.dtype, in_16_bits)
     arch, scored = place.with_sums(case.schedule), scored_as(case, _rounds_keys(case, place.arch))
     parts, tokens, flat_out = [], [], out.flatten(0, -3)
     for token, (query, keys) in enumerate(zip(inputs.query.numbers.flatten(0, -3), inputs.keys, strict=True)):

@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 import torch
 from decode_rows import rounds
-from tsmla.identity.arch import Arch
 from tsmla.identity.support import LATENT_DIM
-from tsmla.problems.sums import weight_dtype
 
 from . import reference_cache, scaled_rows
 from .chosen_case import ChosenCase
@@ -136,12 +134,6 @@ def scored_as(case: DecodeCase | ChosenCase, rounded: bool) -> torch.dtype:
     """The dtype in which latent columns are multiplied; the kernel of few query rows widens e4m3. rounded: whether
     another takes the call, which rounds 656-byte rows."""
     return torch.float16 if case.rows_apart and not rounded else case.torch_dtype
-
-
-def weights_of(case: DecodeCase | ChosenCase, arch: str) -> torch.dtype:
-    """The dtype that weights are rounded to; that of 8 bits stands for e4m3."""
-    gathered = isinstance(case, ChosenCase) or case.gathered
-    return case.torch_dtype if gathered and not case.rows_apart else weight_dtype(Arch(arch), case.torch_dtype)
 
 
 def _keys(

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 import tsmla
+from tsmla.identity.arch import Arch
 from tsmla.identity.support import LATENT_DIM
+from tsmla.problems.sums import weight_dtype
 
 from .chosen_case import ChosenCase
 from .decode_case import LSES, QUERIES, DecodeCase
-from .decode_inputs import Inputs, drawn, rounds_keys, scored_as, weights_of
+from .decode_inputs import Inputs, drawn, rounds_keys, scored_as
 from .guarded import Guarded, contiguous
 from .places import Place
 from .reference_attention import Cores, Rows, attend, judge, judge_extreme, precision, tells_apart, with_sinks
@@ -38,7 +40,7 @@ def check(case: DecodeCase, place: Place) -> None:
     numbers = inputs.query.numbers
     assert out.dtype == case.written and out.shape == (*numbers.shape[:-1], LATENT_DIM)
     in_16_bits = place.arch == "sm_90a" and (case.torch_dtype == torch.bfloat16 or case.rows_apart)
-    given_precision = precision(weights_of(case, place.arch), out.dtype, in_16_bits)
+    given_precision = precision(weight_dtype(Arch(place.arch), case.torch_dtype), out.dtype, in_16_bits)
     arch, scored = place.with_sums(case.schedule), scored_as(case, rounds_keys(case, place.arch))
     parts, tokens, flat_out = [], [], out.flatten(0, -3)
     for request in range(case.batch):

@@ -38,7 +38,6 @@ from tsmla.problems import key_mask as key_mask_problems
 from tsmla.problems import pack as pack_problems
 from tsmla.problems import query as query_problems
 from tsmla.problems.cases import MaskCase, PackCase, cases_of
-from tsmla.problems.decode import rounded_weights
 from tsmla.problems.lists import named_slots, random_lists, union_of
 from tsmla.problems.memory import Memory
 from tsmla.problems.pages import page_tables, put_keys
@@ -434,7 +433,7 @@ def _decode(
         made = _products(variant.arch, given_query(variant, own), given) if narrow else None
         parts.append(_attention(own, of_one, of_one[..., :LATENT_DIM], scale, True, window, limit, made=made))
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    step = rmse_of_rounding(rounded_weights(variant), out.dtype)
+    step = rmse_of_rounding(weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype]), out.dtype)
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
     how = f"{rows} rows, packed" if varies else f"{rows} rows"
     return f"{how}: {measured}", error and f"{how}: {error}"
@@ -599,7 +598,7 @@ def _chosen(variant: DecodeVariant, heads: int, lengths: tuple[int, ...], sums: 
         made = _products(variant.arch, given_query(variant, own), given) if narrow else None
         parts.append(_attention(own, seen, seen[..., :LATENT_DIM], scale, False, made=made))
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    step = rmse_of_rounding(rounded_weights(variant), out.dtype)
+    step = rmse_of_rounding(weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype]), out.dtype)
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
     return f"{heads} heads: {measured}", error and f"{heads} heads: {error}"
 

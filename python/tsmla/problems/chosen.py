@@ -14,12 +14,13 @@ from ..operators.checks import TORCH_DTYPE_OF
 from ..operators.decode import tsmla_decode
 from ..operators.workspace import decode_workspace_size
 from .cases import ChosenCase
-from .decode import FEW_ROWS, LSE, ROW, SCALE, WEIGHT_SCALE, as_given, products_of, query_as_given, rounded_weights
+from .decode import FEW_ROWS, LSE, ROW, SCALE, WEIGHT_SCALE, as_given, products_of, query_as_given
 from .kept import kept
 from .lists import named_slots, random_lists, union_of
 from .memory import Memory, surrounded
 from .reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 from .rows import Stored, numbers_in, random_numbers, stored_as
+from .sums import weight_dtype
 
 
 class _Problem(NamedTuple):
@@ -60,7 +61,8 @@ def run(variant: DecodeVariant, case: ChosenCase, memory: Memory, pdl: bool) -> 
 
 def check(variant: DecodeVariant, case: ChosenCase, results: dict[str, torch.Tensor]) -> Judged:
     """Compare the results of `run` with float64."""
-    exact, plain = _expected(case, variant.dtype, variant.row, rounded_weights(variant))
+    weights = weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype])
+    exact, plain = _expected(case, variant.dtype, variant.row, weights)
     out, lse = results["out"].view(-1, case.heads, LATENT_DIM), results["lse"].view(-1, case.heads)
     tolerance = Tolerance(torch.finfo(out.dtype).eps, 1.5, LSE)
     return judge(Attended(out, lse), exact, plain, tolerance, factor=case.output_scale)

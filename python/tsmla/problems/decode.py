@@ -104,7 +104,8 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory, pdl: bool) -> 
 
 def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Tensor]) -> Judged:
     """Compare the results of `run` with float64."""
-    exact, plain = _expected(case, variant.dtype, variant.row, rounded_weights(variant))
+    weights = weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype])
+    exact, plain = _expected(case, variant.dtype, variant.row, weights)
     tokens = sum(case.own_q_lens)
     out = results["out"].view(-1, case.heads, LATENT_DIM)
     lse = results["lse"].view(-1, case.heads) if variant.lse else exact.lse
@@ -232,13 +233,6 @@ def _expected(
         outs, lses = zip(*parts, strict=True)
         both.append(Attended(torch.cat(outs) * case.output_scale, torch.cat(lses) / math.log(2)))
     return both[0], both[1]
-
-
-def rounded_weights(variant: DecodeVariant) -> torch.dtype:
-    """Return the dtype that weights are rounded to: with chosen keys of 8 bits without scales, e4m3 on every GPU."""
-    if variant.dtype.bits == 8 and variant.gathers and variant.row.scales is None:
-        return torch.float8_e4m3fn
-    return weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype])
 
 
 def _seen(case: DecodeCase, request: int, given: _Problem) -> torch.Tensor:
