@@ -16,7 +16,7 @@ from tsmla.problems.sums import weight_dtype
 
 from .chosen_case import LSES, ChosenCase
 from .decode_case import SCORED
-from .decode_inputs import Keys, Queries, cache_of, numbers_of, query_of, scored_as
+from .decode_inputs import LARGE, Keys, Queries, cache_of, numbers_of, of_one_sign, query_of, scored_as
 from .decode_property import ordered, put_cache, put_query
 from .guarded import Guarded, contiguous
 from .places import Place
@@ -52,7 +52,10 @@ def drawn(case: ChosenCase, arch: str) -> Inputs:
         cache[used, -SCORED:] *= torch.linspace(0.02, 3, len(used))[:, None]
     if case.values == "one heavy key" and len(used):
         cache[used[case.seed % len(used)], -SCORED:] *= 12
-    if case.values == "uniform":
+    if case.values == "one sign":
+        cache = of_one_sign(cache / case.magnitude)
+        cache[union_of([own[:1] for own in named])] *= LARGE
+    if case.values in ("uniform", "one sign"):
         query.zero_()
     unused = torch.ones(case.slots, dtype=torch.bool)
     unused[used] = False

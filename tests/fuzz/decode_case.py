@@ -27,7 +27,7 @@ from .scaled_rows import Scaling, name_of, scalings
 WIDTH = LATENT_DIM + ROPE_DIM
 SCORED = ROPE_DIM
 """Last columns of a row, whose numbers decide scores where keys shall differ: its rope piece, if it has one."""
-VALUES = ("normal", "growing", "uniform", "one heavy key")
+VALUES = ("normal", "growing", "uniform", "one heavy key", "one sign")
 """How scores are distributed; see the same of prefill."""
 QUERIES: dict[str, tuple[tuple[tuple[int, ...], int], ...]] = {
     "joined": (((0, 1, 2), 0),),

@@ -14,6 +14,9 @@ from .chosen_case import ChosenCase
 from .decode_case import QUERIES, SCORED, WIDTH, DecodeCase
 from .reference_decode import pages_of
 
+LARGE = 2.0**12
+"""How large the first key is beside others of one sign."""
+
 
 class Keys(NamedTuple):
     """A request's keys in order: their numbers [keys, 576] in float64, scales [keys] where each has one that is not in
@@ -77,6 +80,8 @@ def drawn(case: DecodeCase, arch: str = "") -> Inputs:
     query = torch.randn(*shape, case.heads, case.columns, generator=generator) * case.magnitude
     if case.values == "opposed":
         query, cache = -query.abs(), cache.abs()
+    if case.values == "one sign":
+        cache = of_one_sign(cache / case.magnitude)
     seen_rows = torch.zeros(pages, case.page, dtype=torch.bool)
     places = []
     for request, length in enumerate(case.lengths):
@@ -90,7 +95,9 @@ def drawn(case: DecodeCase, arch: str = "") -> Inputs:
                     cache[page, row, -SCORED:] *= 0.02 + 3 * key / length
                 if case.values == "one heavy key" and key == case.seed % length and not case.shared:
                     cache[page, row, -SCORED:] *= 12
-    if case.values == "uniform":
+                if case.values == "one sign" and key == 0 and (case.shared == 0 or request == 0):
+                    cache[page, row] *= LARGE
+    if case.values in ("uniform", "one sign"):
         query.zero_()
     if case.ends_q is not None:
         used_tokens = torch.zeros(case.tokens, dtype=torch.bool)
@@ -101,6 +108,11 @@ def drawn(case: DecodeCase, arch: str = "") -> Inputs:
     return Inputs(
         query_of(case, query), cache, table.to(torch.int32), _keys(case, cache, places, rounds_keys(case, arch))
     )
+
+
+def of_one_sign(numbers: torch.Tensor) -> torch.Tensor:
+    """Random numbers above 0 that e4m3 holds, also times LARGE."""
+    return (numbers.abs() + 0.5) / 64
 
 
 def cache_of(

@@ -15,6 +15,7 @@ from tsmla.problems.prefill import mask_words
 from tsmla.problems.sums import weight_dtype
 
 from . import prefill_merge
+from .decode_inputs import LARGE, of_one_sign
 from .guarded import Guarded, strides
 from .places import Place
 from .prefill_case import PrefillCase
@@ -85,8 +86,8 @@ def drawn(case: PrefillCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if len(keys) and case.values == "one heavy key":
             k[keys.first + case.seed % len(keys)] *= 4
         if len(keys) and case.values == "one sign":
-            v[keys.first : keys.end] = (v[keys.first : keys.end].abs() + 0.5) / 64
-            v[keys.first] *= 2**12
+            v[keys.first : keys.end] = of_one_sign(v[keys.first : keys.end])
+            v[keys.first] *= LARGE
         if case.values == "growing":
             k[keys.first : keys.end] *= torch.linspace(0.02, 1.5, len(keys))[:, None, None]
     if case.values in ("uniform", "one sign"):

@@ -98,6 +98,13 @@ FOUND: dict[str, Case] = {
         dtype="e4m3", heads=16, width=5, softmax_scale=1.0, values="opposed", magnitude=0.25, processors=2,
         extreme=True, schedule=Schedule(sums=True),
     ),
+    **{
+        f"decode: values of one sign, whose sums lose what is small, {rows or dtype}": DecodeCase(
+            dtype=dtype, rows=rows, seq_lens=(640,), heads=24, width=10, values="one sign", processors=2,
+            schedule=Schedule(sums=True),
+        )
+        for dtype, rows in (("bf16", None), ("e4m3", None), ("e4m3", "snapmla"))
+    },
     "decode: a first key that its scale of 0 hides, before others of 4 and more": DecodeCase(
         dtype="e4m3", rows="snapmla", scaling=Scaling(exponent=30, special=((0, 0, 0.0),)), seq_lens=(70,), width=2
     ),
