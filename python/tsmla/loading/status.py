@@ -40,6 +40,10 @@ class BinaryStatus:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
+        reasons = {family.reason for family in self.families.values()}
+        if len(reasons) == 1 and not any(family.available for family in self.families.values()):
+            sought = f"for {self.arch} on {self.host}" if self.arch else "were looked for"
+            return f"no precompiled kernels {sought}: {reasons.pop()}"
         lines = [f"precompiled kernels for {self.arch or 'no GPU'} on {self.host}"]
         for name, family in self.families.items():
             found = f"{family.kernels} kernels in {family.path}" if family.available else f"no: {family.reason}"

@@ -70,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
         if "arch" in shared:
             added.add_argument("--arch", choices=[a.value for a in Arch], help="GPU architecture; default this GPU's")
         if "family" in shared:
-            added.add_argument("--family", choices=list(FAMILIES), nargs="+", help="operators; default all")
+            words = f"operators, of {', '.join(FAMILIES)}; default all"
+            added.add_argument("--family", choices=list(FAMILIES), nargs="+", metavar="FAMILY", help=words)
         if "variant" in shared:
             words = "a kernel, in the place of --arch and --family, such as family=pack,arch=sm_90a,...; repeatable"
             added.add_argument("--variant", action="append", default=[], metavar=METAVAR, help=words)
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "exit 0 if every operator, or every --variant, runs from a precompiled library, else 1"
     probe = command("probe", _probe, text, "arch", "family", "json", "variant")
     probe.epilog = "A kernel in the compile cache is not precompiled: another machine would have to compile it."
-    text = "print which kernels the installed libraries hold; - where an operator has no such choice"
+    text = "print which kernels the installed libraries hold; a dash stands where an operator has no such choice"
     listed = command("list", _list, text, "arch", "family", "json")
     listed.add_argument("--resources", action="store_true", help="name each, with its registers, shared memory, ...")
     inspect = command("inspect", _inspect, "print what a library says about itself", "json")

@@ -47,13 +47,12 @@ def variant_of(text: str) -> Variant:
 
 
 def accepted(family: str) -> str:
-    """Return what describes a variant of a family. Fields that have a default are left out."""
-    fields = [
-        f"{field.name}={_ACCEPTED[str(field.type)]}"
-        for field in dataclasses.fields(FAMILIES[family])
-        if field.default is dataclasses.MISSING
-    ]
-    return ",".join([f"family={family}", *fields])
+    """Return what describes a variant of a family: fields that have a default in brackets."""
+    words = f"family={family}"
+    for field in dataclasses.fields(FAMILIES[family]):
+        word = f",{field.name}={_ACCEPTED[str(field.type).removesuffix(' | None')]}"
+        words += word if field.default is dataclasses.MISSING else f"[{word}]"
+    return words
 
 
 def _value(word: str) -> object:
