@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from small_kernels import run, text_of
@@ -101,6 +103,11 @@ def test_a_register_that_hides_an_outer_one():
     ("body", "match"),
     [
         ("\nmov.b32 %q9, 1;", "not implemented: mov.b32 %q9, 1 at line"),
+        ("\nmov.b32 %r1, , 1;", "cannot read operand '' of 'mov.b32 %r1, , 1'"),
+        ("\nld.global.b32 %r1, [];", "cannot read operand '' of"),
+        ("\nbra;", "branch to unknown label in 'bra'"),
+        ("\nmov.b32 %r1, 08;", "unknown name '08'"),
+        ("\n.shared .b3 x;", "cannot read .shared '.b3 x'"),
         ("\nbra NOWHERE;", "branch to unknown label in 'bra NOWHERE'"),
         ("\nld.global.b32 %r1, [nothing];", "unknown name 'nothing'"),
         ("\n.local .b8 depot[16];", r"not implemented: .local +.b8 depot\[16\]; at line"),
@@ -112,6 +119,13 @@ def test_unreadable_text_is_refused_with_its_line(body, match):
         parse(text)
         build_program(parse(text).entries["k"])
     assert caught.value.line == text[: text.index(body)].count("\n") + 2
+
+
+def test_text_that_ends_anywhere_is_read_or_refused():
+    text = text_of('mov.b32 %r1, {0}; .shared .b32 x; .pragma "nounroll"; @%p1 bra A; A: bra.uni A;', 1, "sm_90a", 32)
+    for end in range(len(text)):
+        with contextlib.suppress(PtxError):
+            parse(text[:end])
 
 
 @pytest.mark.parametrize(

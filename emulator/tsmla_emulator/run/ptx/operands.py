@@ -20,8 +20,9 @@ from .model import (
     Vector,
 )
 
-_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?")
-_NAME_OFFSET = re.compile(r"([%\w$.]+?)\s*(?:\+\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))|(-\s*\d+))?")
+_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?")
+_FLOAT = re.compile(r"0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}")
+_NAME_OFFSET = re.compile(r"([%\w$.]+?)\s*(?:\+\s*(-?\s*(?:0[xX][0-9a-fA-F]+|0|[1-9]\d*))|(-\s*(?:0|[1-9]\d*)))?")
 _SPLIT_NUMBER = re.compile(r"(.*?)(\d+)")
 
 
@@ -77,11 +78,11 @@ class Operands:
             return Label(piece)
         if piece == "_":
             return Sink()
-        if piece[0] == "{":
+        if piece.startswith("{"):
             return Vector(tuple(self.read(item) for item in split(piece[1:-1])))
-        if piece[0] == "[":
+        if piece.startswith("["):
             return self._address(piece[1:-1])
-        if "|" in piece:
+        if piece.count("|") == 1:
             first, second = piece.split("|")
             return Pair(self.read(first.strip()), self.read(second.strip()))
         number = _number(piece)
@@ -90,7 +91,7 @@ class Operands:
         return self._named(piece)
 
     def _address(self, inside: str) -> Address:
-        parts = split(inside)
+        parts = split(inside) or [""]
         base = self.scope.find_register(parts[0]) or _number(parts[0]) or self._named(parts[0])
         vector = self.read(parts[1]) if len(parts) == 2 else Vector(())
         if not isinstance(base, Address | Register | Immediate | Symbol) or not isinstance(vector, Vector):
@@ -118,10 +119,8 @@ class Operands:
 
 
 def _number(piece: str) -> Immediate | None:
-    if piece[:2] in ("0f", "0F") and len(piece) == 10:
-        return Immediate(int(piece[2:], 16), 32)
-    if piece[:2] in ("0d", "0D") and len(piece) == 18:
-        return Immediate(int(piece[2:], 16), 64)
+    if _FLOAT.fullmatch(piece):
+        return Immediate(int(piece[2:], 16), 4 * (len(piece) - 2))
     if _INTEGER.fullmatch(piece) is None:
         return None
     return Immediate(int(piece.rstrip("U"), 0 if not re.fullmatch(r"-?0\d+U?", piece) else 8))

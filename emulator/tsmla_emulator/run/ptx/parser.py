@@ -24,6 +24,7 @@ _LABEL = re.compile(r"([A-Za-z_$%][\w$%]*)\s*:(?!:)")
 _STATEMENT = re.compile(r"[^;{}]*(?:\{[^{}]*\}[^;{}]*)*;")
 _GUARD = re.compile(r"@(!?)([%\w$]+)\s+")
 _RANGE = re.compile(r"([%\w$]+?)<(\d+)>")
+_TYPE = r"\.([a-z]+(?:8|16|32|64|128))"
 _SIZES = {"8": 1, "16": 2, "32": 4, "64": 8, "28": 16}
 
 
@@ -72,13 +73,13 @@ class _Reader:
                 entry = self._entry()
                 self.entries[entry.name] = entry
             elif word == ".section":
-                self.position = self.text.index("}", self.position) + 1
+                self.position = self._next("}") + 1
             else:
                 raise NotImplementedInstruction(f"{word} {self._rest_of_line()}".strip(), self._line_here())
         return Module(self.target, self.version, self.entries, self.original)
 
     def _shared_array(self, rest: str) -> SharedArray:
-        found = re.fullmatch(r"\s*(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)\s*(?:\[(\d*)\])?\s*", rest)
+        found = re.fullmatch(rf"\s*(?:\.align\s+(\d+)\s+)?{_TYPE}\s+([\w$]+)\s*(?:\[(\d*)\])?\s*", rest)
         if found is None:
             raise PtxError(f"cannot read .shared {rest.strip()!r}", self._line_here())
         size = type_bytes(found[2])
@@ -93,10 +94,10 @@ class _Reader:
         params: tuple[Param, ...] = ()
         size = 0
         if self._match(r"\s*\("):
-            end = self.text.index(")", self.position)
+            end = self._next(")")
             params, size = self._params(self.text[self.position : end])
             self.position = end + 1
-        start = self.text.index("{", self.position)
+        start = self._next("{")
         reqntid = re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", self.text[self.position : start])
         threads = None
         if reqntid is not None:
@@ -111,7 +112,8 @@ class _Reader:
         params, offset = [], 0
         for piece in filter(str.strip, text.split(",")):
             found = re.fullmatch(
-                r"\s*\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s[^%]*?\s)?([\w$]+)\s*(?:\[(\d+)\])?\s*", piece
+                rf"\s*\.param\s+(?:\.align\s+(\d+)\s+)?{_TYPE}\s+(?:\.ptr\s[^%]*?\s)?([\w$]+)\s*(?:\[(\d+)\])?\s*",
+                piece,
             )
             if found is None:
                 raise PtxError(f"cannot read parameter {piece.strip()!r}", self._line_here())
@@ -162,7 +164,7 @@ class _Reader:
             self._resolve(entry.instructions[index], where)
 
     def _resolve(self, branch: Instruction, scope: Scope) -> None:
-        target = branch.operands[-1]
+        target = branch.operands[-1] if branch.operands else None
         found = scope.find_label(target.name) if isinstance(target, Label) else None
         if found is None:
             raise PtxError(f"branch to unknown label in {branch.text!r}", branch.line)
@@ -248,8 +250,15 @@ class _Reader:
         end = self.text.find("\n", self.position)
         self.position = end if end >= 0 else len(self.text)
 
+    def _next(self, character: str) -> int:
+        """Position of the next such character."""
+        found = self.text.find(character, self.position)
+        if found < 0:
+            raise PtxError(f"no {character!r} behind {self._rest_of_line().strip()!r}", self._line_here())
+        return found
+
     def _until_semicolon(self) -> str:
-        end = self.text.index(";", self.position)
+        end = self._next(";")
         piece = self.text[self.position : end]
         self.position = end + 1
         return piece
