@@ -7,20 +7,17 @@ import dataclasses
 import math
 from typing import Any
 
-import torch
 from hypothesis import strategies as st
 from tsmla.identity.arch import Arch
 from tsmla.identity.row_format import ROWS
-from tsmla.identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from tsmla.identity.support import DECODE_OUT_DTYPES, ROPE_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype
-from tsmla.operators.checks import TORCH_DTYPE_OF
 
 from .decode_case import QUERIES, VALUES, WIDTH, in_one_or_two, rope_of, row_without_scales
 from .drawing import INT32, SIZES, heads_sinks, scales, schedules
 from .manner import Manner, manners
 from .places import Schedule
-from .plain import Plain
-from .scaled_rows import Scaling, name_of, scalings
+from .scaled_rows import OfRows, Scaling, name_of, scalings
 
 LSES: dict[str, tuple[tuple[int, ...], int]] = {
     "contiguous": ((0, 1), 0),
@@ -31,7 +28,7 @@ LSES: dict[str, tuple[tuple[int, ...], int]] = {
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class ChosenCase(Plain):
+class ChosenCase(OfRows):
     """A call. shape: of the query tokens, [batch, q_len] or [tokens]. outside: of 16 random indices, so many name no
     key. front: so many of each list's first name none. distinct: keys are among so many first ones of the cache; among
     all with 0. strays: (token, column, value) of indices, any int32. lengths: topk_length, as it is in memory, of each
@@ -84,36 +81,12 @@ class ChosenCase(Plain):
     manner: Manner = Manner()
 
     @property
-    def rows_apart(self) -> bool:
-        """Whether the cache has three tensors."""
-        return self.rows is not None and ROWS[self.rows].apart
-
-    @property
-    def quantises(self) -> bool:
-        """Whether the query is bf16 and the cache needs one with scales."""
-        return self.rows_apart and not self.scaling.quantised
-
-    @property
     def tokens(self) -> int:
         return math.prod(self.shape)
 
     @property
-    def columns(self) -> int:
-        """Columns of a row of the query."""
-        return LATENT_DIM + self.rope
-
-    @property
     def slots(self) -> int:
         return self.pages * self.page
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return TORCH_DTYPE_OF[Dtype(self.dtype)]
-
-    @property
-    def written(self) -> torch.dtype:
-        """The output's dtype."""
-        return TORCH_DTYPE_OF[DECODE_OUT_DTYPES[Dtype(self.dtype)]]
 
     def counted(self, token: int) -> int:
         """How many of the token's indices count."""

@@ -18,7 +18,7 @@ from .chosen_case import LSES, ChosenCase
 from .decode_case import SCORED
 from .decode_inputs import LARGE, Keys, Queries, cache_of, numbers_of, of_one_sign, query_of, scored_as
 from .decode_property import ordered, put_cache, put_query
-from .guarded import Guarded, contiguous
+from .guarded import Guarded, Memory, contiguous
 from .places import Place
 from .reference_attention import Cores, Rows, attend, judge, judge_extreme, precision, tells_apart, with_sinks
 
@@ -132,18 +132,8 @@ def as_prefill(given: dict[str, Any]) -> dict[str, Any]:
 
 def arranged(case: ChosenCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict[str, Any]]:
     """The call's memory and its arguments."""
-    memory: dict[str, Guarded] = {}
-
-    def put(
-        name: str, content: torch.Tensor, strides: tuple[int, ...] | None = None, offset: int = 4 * case.offset
-    ) -> torch.Tensor:
-        memory[name] = Guarded(tuple(content.shape), content.dtype, strides, content, offset)
-        return memory[name].tensor
-
-    def space(name: str, shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None = None) -> Any:
-        memory[name] = Guarded(shape, dtype, strides, None, 16 * case.offset)
-        return memory[name].tensor
-
+    memory = Memory(case.offset)
+    put, space = memory.put, memory.space
     query, cache = put_query(case, inputs.query.given, put), put_cache(case, inputs.cache, put)
     lists = inputs.lists.view(*case.shape, case.top_k)
     row = case.top_k + case.list_gap

@@ -13,16 +13,14 @@ from tsmla.identity.arch import Arch
 from tsmla.identity.row_format import ROWS, RowFormat, latent_row, uniform_row
 from tsmla.identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype
-from tsmla.operators.checks import TORCH_DTYPE_OF
 from tsmla.operators.decode import PAGE_SIZES, SMALL_PAGE_SIZES
 from tsmla.problems.pages import NO_PAGE
 
 from .drawing import EXTREME_VALUES, FEWEST, INT32, SIZES, heads_sinks, magnitude_for, scales, schedules
 from .manner import Manner, manners
 from .places import Schedule
-from .plain import Plain
 from .reference_decode import Sight, counted_length, seen_keys
-from .scaled_rows import Scaling, name_of, scalings
+from .scaled_rows import OfRows, Scaling, name_of, scalings
 
 WIDTH = LATENT_DIM + ROPE_DIM
 SCORED = ROPE_DIM
@@ -52,7 +50,7 @@ _ROWS = (1, 2, 16, 63, 64, 65, 96, 127, 128, 129, 192, 257)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class DecodeCase(Plain):
+class DecodeCase(OfRows):
     """A call. seq_lens, causal_seqs, visible (local_visible_lens, a row of q_len per request): as they are in memory.
 
     wide_lengths, wide_causal: int64 ones. width: columns of the page table. shared: leading pages that all requests
@@ -123,15 +121,6 @@ class DecodeCase(Plain):
         return len(self.seq_lens)
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        return TORCH_DTYPE_OF[Dtype(self.dtype)]
-
-    @property
-    def written(self) -> torch.dtype:
-        """The output's dtype."""
-        return TORCH_DTYPE_OF[DECODE_OUT_DTYPES[Dtype(self.dtype)]]
-
-    @property
     def lengths(self) -> list[int]:
         """The keys of each request."""
         return [counted_length(length, self.width * self.page) for length in self.seq_lens]
@@ -141,24 +130,9 @@ class DecodeCase(Plain):
         return min(max([1, *self.lengths]) + self.longer, INT32[1])
 
     @property
-    def columns(self) -> int:
-        """Columns of a row of the query."""
-        return LATENT_DIM + self.rope
-
-    @property
-    def rows_apart(self) -> bool:
-        """Whether the cache has three tensors."""
-        return self.rows is not None and ROWS[self.rows].apart
-
-    @property
     def gathered(self) -> bool:
         """Whether keys are copied one by one."""
         return self.apart or self.page in SMALL_PAGE_SIZES
-
-    @property
-    def quantises(self) -> bool:
-        """Whether the query is bf16 and the cache needs one with scales."""
-        return self.rows_apart and not self.scaling.quantised
 
     @property
     def computed(self) -> list[int]:

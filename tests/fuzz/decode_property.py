@@ -15,7 +15,7 @@ from tsmla.problems.sums import weight_dtype
 from .chosen_case import ChosenCase
 from .decode_case import LSES, QUERIES, DecodeCase
 from .decode_inputs import Inputs, drawn, rounds_keys, scored_as
-from .guarded import Guarded, contiguous
+from .guarded import Guarded, Memory, contiguous
 from .places import Place
 from .reference_attention import Cores, Rows, attend, judge, judge_extreme, precision, tells_apart, with_sinks
 
@@ -72,22 +72,12 @@ def check(case: DecodeCase, place: Place) -> None:
 
 def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict[str, Any]]:
     """The call's memory and its arguments."""
-    offset = 16 * case.offset
-    memory: dict[str, Guarded] = {}
-
-    def put(
-        name: str, content: torch.Tensor, strides: tuple[int, ...] | None = None, offset: int = 4 * case.offset
-    ) -> torch.Tensor:
-        memory[name] = Guarded(tuple(content.shape), content.dtype, strides, content, offset)
-        return memory[name].tensor
+    memory = Memory(case.offset)
+    put, space = memory.put, memory.space
 
     def lengths(name: str, values: tuple[int, ...], wide: bool) -> torch.Tensor:
         content = torch.tensor(values, dtype=torch.int64 if wide else torch.int32)
         return put(name, content, offset=content.element_size() * case.offset)
-
-    def space(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        memory[name] = Guarded(shape, dtype, None, None, offset)
-        return memory[name].tensor
 
     table_strides = (case.width + case.table_gap, 1)
     *outer, heads, _ = inputs.query.numbers.shape
@@ -105,8 +95,7 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         order, gap = LSES[case.lse_layout]
         shape = (*outer, heads)
         dims = [dim - packed for dim in order if dim >= packed]
-        memory["lse"] = Guarded(shape, torch.float32, ordered(torch.Size(shape), dims, 1 + gap), None, 4 * case.offset)
-        lse = memory["lse"].tensor
+        lse = space("lse", shape, torch.float32, ordered(torch.Size(shape), dims, 1 + gap), 4 * case.offset)
     sinks = None if case.sinks is None else put("sinks", torch.tensor(case.sinks))
     return memory, {
         "query": tensors if len(tensors := put_query(case, inputs.query.given, put)) > 1 else tensors[0],

@@ -11,6 +11,36 @@ _MARGIN = 256
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+class Memory(dict[str, "Guarded"]):
+    """The tensors of a call by name, whose addresses miss multiples of 256 by so many bytes for each 1 of `offset`: 4
+    where they have content, 16 where they have none, and nothing else is said."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__()
+        self._offset = offset
+
+    def put(
+        self, name: str, content: torch.Tensor, strides: tuple[int, ...] | None = None, offset: int | None = None
+    ) -> torch.Tensor:
+        """Make a tensor that holds `content`."""
+        misses = 4 * self._offset if offset is None else offset
+        self[name] = Guarded(tuple(content.shape), content.dtype, strides, content, misses)
+        return self[name].tensor
+
+    def space(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        strides: tuple[int, ...] | None = None,
+        offset: int | None = None,
+    ) -> torch.Tensor:
+        """Make a tensor to be written."""
+        misses = 16 * self._offset if offset is None else offset
+        self[name] = Guarded(shape, dtype, strides, None, misses)
+        return self[name].tensor
+
+
 class Guarded:
     """A tensor on the GPU with guard bytes before, behind and between its elements.
 

@@ -9,7 +9,7 @@ import tsmla
 from tsmla.identity.variant import Dtype
 from tsmla.operators.checks import TORCH_DTYPE_OF
 
-from .guarded import Guarded, strides
+from .guarded import Guarded, Memory, strides
 from .pack_case import PackCase
 from .places import Place
 from .reference_pack import differences, quantized
@@ -72,12 +72,11 @@ def arranged(case: PackCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[str
     k_nope, k_pe, v = inputs
     d_nope, d_rope, d_v = case.dims
     offset, fp8 = 16 * case.offset, TORCH_DTYPE_OF[Dtype(case.fp8)]
-    memory: dict[str, Guarded] = {}
+    memory = Memory(case.offset)
 
     def put(name: str, content: torch.Tensor, layout: str) -> torch.Tensor:
         shape = tuple(content.shape)
-        memory[name] = Guarded(shape, content.dtype, strides(layout, shape, content.element_size()), content, offset)
-        return memory[name].tensor
+        return memory.put(name, content, strides(layout, shape, content.element_size()), offset)
 
     given: dict[str, Any] = {}
     if case.layouts[0] == "slices":
@@ -90,8 +89,7 @@ def arranged(case: PackCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[str
     for name, layout, width in (("k_out", case.layouts[2], d_nope + d_rope), ("v_out", case.layouts[3], d_v)):
         shape = (case.tokens, case.heads, width)
         if layout != "new":
-            memory[name] = Guarded(shape, fp8, strides(layout, shape, 1), None, offset)
-            given[name] = memory[name].tensor
+            given[name] = memory.space(name, shape, fp8, strides(layout, shape, 1))
     return memory, {
         **given,
         "k_scale_inv": case.k_scale_inv,

@@ -16,7 +16,7 @@ from tsmla.problems.sums import weight_dtype
 
 from . import prefill_merge
 from .decode_inputs import LARGE, of_one_sign
-from .guarded import Guarded, strides
+from .guarded import Guarded, Memory, strides
 from .places import Place
 from .prefill_case import PrefillCase
 from .reference_attention import Cores, Rows, judge, judge_extreme, precision, tells_apart, with_sinks
@@ -107,17 +107,14 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
     """The call's memory and its arguments."""
     query, key, value = inputs
     offset, dtype = 16 * case.offset, case.torch_dtype
-    memory: dict[str, Guarded] = {}
+    memory = Memory(case.offset)
 
     def put(name: str, content: torch.Tensor, layout: str) -> torch.Tensor:
         layout = "contiguous" if layout == "flat" else layout
-        memory[name] = Guarded(content.shape, dtype, strides(layout, content.shape, dtype.itemsize), content, offset)
-        return memory[name].tensor
+        return memory.put(name, content, strides(layout, content.shape, dtype.itemsize), offset)
 
     def ends(name: str, values: tuple[int, ...]) -> torch.Tensor:
-        content = torch.tensor(values, dtype=torch.int32)
-        memory[name] = Guarded(content.shape, torch.int32, None, content, 4 * case.offset)
-        return memory[name].tensor
+        return memory.put(name, torch.tensor(values, dtype=torch.int32))
 
     ropes: dict[str, torch.Tensor] = {}
     query_layout, key_layout = case.rope_layouts
@@ -143,25 +140,17 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
     if case.heads_first is not None:
         rows = (case.tokens_q, case.heads)
         layout = (1, case.tokens_q) if case.heads_first else (case.heads, 1)
-        memory["lse"] = Guarded(rows, torch.float32, layout, None, 4 * case.offset)
-        given["lse"] = memory["lse"].tensor
+        given["lse"] = memory.space("lse", rows, torch.float32, layout, 4 * case.offset)
     if case.out != "new":
         shape = (case.tokens_q, case.heads, case.d_v)
         layout = strides(case.out, shape, case.written.itemsize)
-        memory["out"] = Guarded(shape, case.written, layout, None, offset)
-        given["out"] = memory["out"].tensor
-    sinks = None
-    if case.sinks is not None:
-        content = torch.tensor(case.sinks)
-        memory["sinks"] = Guarded(content.shape, torch.float32, None, content, 4 * case.offset)
-        sinks = memory["sinks"].tensor
+        given["out"] = memory.space("out", shape, case.written, layout)
     longest = max(1, case.tokens_kv)
     if case.mask is not None:
         bits = case.mask_bits()
         content = mask_words(bits)
         layout = (content.shape[1] + case.mask_gap, 1)
-        memory["key_mask"] = Guarded(content.shape, torch.int32, layout, content, 4 * case.offset)
-        given["key_mask"] = memory["key_mask"].tensor
+        given["key_mask"] = memory.put("key_mask", content, layout)
         longest = min(longest, bits.shape[1])
     return memory, {
         **given,
@@ -178,7 +167,7 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
         "k_scale": case.k_scale,
         "v_scale": case.v_scale,
         "output_scale": case.output_scale,
-        "sinks": sinks,
+        "sinks": None if case.sinks is None else memory.put("sinks", torch.tensor(case.sinks)),
         "lse_includes_sink": case.lse_includes_sink,
         "lse_base": case.lse_base,
         "out_dtype": None if case.out_dtype is None else TORCH_DTYPE_OF[Dtype(case.out_dtype)],

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from tsmla.identity.row_format import ROWS, RowFormat, format_of
+from tsmla.identity.support import DECODE_OUT_DTYPES
+from tsmla.identity.variant import Dtype
+from tsmla.operators.checks import TORCH_DTYPE_OF
 
 from .plain import Plain
 from .reference_cache import E4M3
@@ -39,6 +42,40 @@ class Scaling(Plain):
     quantised: bool = True
     query_scales: str = "contiguous"
     places: str = "contiguous"
+
+
+class OfRows(Plain):
+    """A decode's case: what follows from `dtype`, from `rows`, the format of rows that have scales, and from `rope`,
+    columns of their rope piece."""
+
+    dtype: str
+    rows: str | None
+    scaling: Scaling
+    rope: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return TORCH_DTYPE_OF[Dtype(self.dtype)]
+
+    @property
+    def written(self) -> torch.dtype:
+        """The output's dtype."""
+        return TORCH_DTYPE_OF[DECODE_OUT_DTYPES[Dtype(self.dtype)]]
+
+    @property
+    def columns(self) -> int:
+        """Columns of a row of the query."""
+        return LATENT + self.rope
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether the cache has three tensors."""
+        return self.rows is not None and ROWS[self.rows].apart
+
+    @property
+    def quantises(self) -> bool:
+        """Whether the query is bf16 and the cache needs one with scales."""
+        return self.rows_apart and not self.scaling.quantised
 
 
 def name_of(row: RowFormat) -> str | None:
