@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+import tsmla
 from tsmla.identity.row_format import ROWS
 from tsmla.identity.support import CACHE_DTYPES
 from tsmla.operators.checks import TORCH_DTYPE_OF
@@ -23,6 +24,8 @@ WIDTHS = {
     "latent_e4m3": {"cache": 512},
 }
 """Bytes of a row in each tensor."""
+SCALE = {"e4m3": 0.37, "latent_e4m3": 0.41}
+"""What calls are given as `scale`, where a format has one."""
 POISON = 0xFF
 """Byte of what nobody wrote: NaN in every dtype."""
 _GUARD_BYTES = 256
@@ -187,12 +190,22 @@ class Cache:
         return {name: count for name, count in counts.items() if count}
 
 
-def nan_alike(cache: Cache, expected: Cache) -> dict[str, int]:
-    """Differences but for the bits of NaN that a rotation gives in rope parts of 16 bits."""
+def wrongly_rotated(
+    format: str, pages: int, page: int, rows: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor,
+    table: torch.Tensor, interleaved: bool,
+) -> dict[str, int]:  # fmt: skip
+    """Differences between what mla_write_cache writes of rows whose rope parts it rotates and what it must, but for the
+    bits of NaN that a rotation gives in rope parts of 16 bits."""
+    scale = SCALE.get(format, 1.0)
+    cache, expected = Cache(format, pages, page), Cache(format, pages, page)
+    k_pe = rotated(rows[:, 512:], positions.long(), table, interleaved)
+    expected.put(slots, stored(rows[:, :512], k_pe, format, scale))
+    rotation = {"positions": positions, "cos_sin_cache": table, "rope_interleaved": interleaved}
+    tsmla.mla_write_cache(*cut(rows), slots, **cache.tensors, format=format, scale=scale, **rotation)
     for each in (cache, expected):
-        rows = each.tensors["cache"]
-        if each.format == "fp8_ds_mla":
-            rows = rows.view(torch.uint8)[..., 528:].view(torch.bfloat16)
-        if rows.dtype.itemsize == 2:
-            rows.masked_fill_(rows.isnan(), math.nan)
+        written = each.tensors["cache"]
+        if format == "fp8_ds_mla":
+            written = written.view(torch.uint8)[..., 528:].view(torch.bfloat16)
+        if written.dtype.itemsize == 2:
+            written.masked_fill_(written.isnan(), math.nan)
     return cache.differences(expected)

@@ -45,6 +45,21 @@ class Sight:
         return keys
 
 
+SHAPES = {
+    "around a tile": ([127, 128, 129], 1, 16, Sight(), 64),
+    "short": ([0, 1, 2, 63, 64, 65], 1, 6, Sight(), 16),
+    "fewer keys than query tokens": ([0, 1, 3, 200], 4, 12, Sight(), 32),
+    "two row tiles of 64": ([200, 70], 5, 24, Sight(), 128),
+    "a row tile and a row": ([300], 1, 129, Sight(), 64),
+    "full": ([70, 0, 130], 3, 16, Sight(causal=False), 64),
+    "window": ([400, 30], 4, 8, Sight(window_left=70), 64),
+    "window of one": ([140], 2, 8, Sight(window_left=0), 32),
+    "one long request": ([1500], 1, 16, Sight(), 64),
+    "long and short": ([1100, 3, 0, 300], 2, 32, Sight(), 64),
+}
+"""Keys of each request, query tokens, heads, what is seen and page size: of decodes that take a moment to emulate."""
+
+
 @dataclasses.dataclass
 class Problem:
     """One call's inputs; `rows` are each request's keys in order, which the cache holds in pages. With cum_q, requests

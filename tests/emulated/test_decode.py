@@ -8,7 +8,7 @@ import pytest
 import torch
 import tsmla
 from decode_queries import LAYOUTS, WIDTHS, laid_out
-from decode_reference import Sight, attend, callers_workspace, check, make_problem, merged, run, sharded
+from decode_reference import SHAPES, Sight, attend, callers_workspace, check, make_problem, merged, run, sharded
 from emulated_archs import KERNELS, SMS
 from tsmla.identity.arch import Arch
 from tsmla.identity.plan import plan_decode
@@ -26,21 +26,8 @@ EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
 
-CASES = {
-    "around a tile": ([127, 128, 129], 1, 16, Sight(), 64),
-    "short": ([0, 1, 2, 63, 64, 65], 1, 6, Sight(), 16),
-    "fewer keys than query tokens": ([0, 1, 3, 200], 4, 12, Sight(), 32),
-    "two row tiles of 64": ([200, 70], 5, 24, Sight(), 128),
-    "a row tile and a row": ([300], 1, 129, Sight(), 64),
-    "full": ([70, 0, 130], 3, 16, Sight(causal=False), 64),
-    "window": ([400, 30], 4, 8, Sight(window_left=70), 64),
-    "window of one": ([140], 2, 8, Sight(window_left=0), 32),
-    "one long request": ([1500], 1, 16, Sight(), 64),
-    "long and short": ([1100, 3, 0, 300], 2, 32, Sight(), 64),
-}
 
-
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES.keys())
 def test_against_float64(gpu, case):
     seq_lens, q_len, heads, sight, page_size = case
     check(make_problem(seq_lens, q_len, heads, page_size=page_size, sight=sight, output_scale=0.5))

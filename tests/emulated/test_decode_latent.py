@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from chosen_reference import check_chosen, make_chosen
-from decode_reference import Sight, check, make_problem, merged, run, sharded
+from decode_reference import SHAPES, Sight, check, make_problem, merged, run, sharded
 from emulated_archs import KERNELS, SMS
 from tsmla.identity.row_format import ROWS
 from tsmla.operators.checks import TORCH_DTYPE_OF
@@ -20,14 +20,7 @@ DTYPES = [TORCH_DTYPE_OF[ROWS[name].dtype] for name in LATENT_ROWS]
 pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
 
 CASES = {
-    "around a tile": ([127, 128, 129], 1, 16, Sight(), 64),
-    "short": ([0, 1, 2, 63, 64, 65], 1, 6, Sight(), 16),
-    "fewer keys than query tokens": ([0, 1, 3, 200], 4, 12, Sight(), 32),
-    "two row tiles of 64": ([200, 70], 5, 24, Sight(), 128),
-    "a row tile and a row": ([300], 1, 129, Sight(), 64),
-    "full": ([70, 0, 130], 3, 16, Sight(causal=False), 64),
-    "window": ([400, 30], 4, 8, Sight(window_left=70), 64),
-    "one long request": ([1500], 1, 16, Sight(), 64),
+    **SHAPES,
     "one head": ([150, 65], 1, 1, Sight(), 64),
     "128 heads": ([700, 65], 1, 128, Sight(), 32),
 }
