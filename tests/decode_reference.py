@@ -257,6 +257,25 @@ def check(problem: Problem, **changes: Any) -> tuple[torch.Tensor, torch.Tensor 
     return out, lse
 
 
+def check_other_words(problem: Problem) -> None:
+    """Assert that 4-D caches, int64 lengths, uint8 workspaces, a natural LSE and results that the operator allocates
+    change nothing."""
+    out, lse = check(problem)
+    assert lse is not None
+    lengths = problem.arguments()["seq_lens"].long()
+    again, natural = run(
+        problem,
+        kv_cache=torch.empty_like(problem.kv_cache).copy_(problem.kv_cache)[:, None],
+        seq_lens=lengths,
+        causal_seqs=lengths,
+        workspace_buffer=callers_workspace(problem.query.shape[-2], problem.most).view(torch.uint8),
+        out=None,
+        lse_base=math.e,
+    )
+    assert torch.equal(again, out)
+    assert natural is not None and torch.allclose(natural, lse * math.log(2), rtol=1e-6)
+
+
 @in_plain_tensors
 def judge(problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None:
     """Assert that a kernel's result is right: no further from float64 than twice what the same dtype in PyTorch is,

@@ -8,7 +8,17 @@ import pytest
 import torch
 import tsmla
 from decode_queries import LAYOUTS, WIDTHS, laid_out
-from decode_reference import SHAPES, Sight, attend, callers_workspace, check, make_problem, merged, run, sharded
+from decode_reference import (
+    SHAPES,
+    Sight,
+    attend,
+    check,
+    check_other_words,
+    make_problem,
+    merged,
+    run,
+    sharded,
+)
 from emulated_archs import KERNELS, SMS
 from tsmla.identity.arch import Arch
 from tsmla.identity.plan import plan_decode
@@ -164,22 +174,7 @@ def test_outputs_have_the_same_bits_with_and_without_lse(gpu, heads):
 
 
 def test_other_ways_to_say_the_same(gpu):
-    """4-D caches, int64 lengths, uint8 workspaces, natural LSE, results allocated by the operator."""
-    problem = make_problem([700, 64, 5], 2, 16)
-    out, lse = check(problem)
-    given = problem.arguments()
-    cache = torch.empty_like(problem.kv_cache).copy_(problem.kv_cache)
-    again, natural = run(
-        problem,
-        kv_cache=cache[:, None],
-        seq_lens=given["seq_lens"].long(),
-        causal_seqs=given["seq_lens"].long(),
-        workspace_buffer=callers_workspace(16, 2).view(torch.uint8),
-        out=None,
-        lse_base=math.e,
-    )
-    assert torch.equal(again, out)
-    assert torch.allclose(natural, lse * math.log(2), rtol=1e-6)
+    check_other_words(make_problem([700, 64, 5], 2, 16))
 
 
 @pytest.mark.parametrize("heads, q_len", [(3, 3), (16, 1), (128, 1)])

@@ -203,17 +203,25 @@ def test_a_kernel_that_another_step_served_is_reported(compiled_kernels, monkeyp
     assert outcome.problem == "served by jit, not by emulated"
 
 
-def test_a_prefill_that_writes_behind_the_last_sequence_is_reported(compiled_kernels):
-    case = PrefillCase("small", (3, 5), (8, 70))
+@pytest.mark.parametrize(
+    ("variant", "case", "problems", "owner"),
+    [
+        (PREFILL, PrefillCase("small", (3, 5), (8, 70)), prefill_problems, "sequence"),
+        (DECODE, DecodeCase("small", (9, 70), heads=5, q_lens=(2, 1)), decode_problems, "request"),
+    ],
+    ids=["prefill", "decode"],
+)
+def test_writes_to_rows_that_belong_to_nobody_are_reported(compiled_kernels, variant, case, problems, owner):
     with emulation(ARCH, compiled=compiled_kernels):
         memory = Memory()
-        results = prefill_problems.run(PREFILL, case, memory, pdl=False)
-        assert prefill_problems.check(PREFILL, case, results).problems == [] and not memory.overrun()
+        results = problems.run(variant, case, memory, pdl=False)
+        assert problems.check(variant, case, results).problems == [] and not memory.overrun()
+        first = sum(case.lengths_q if variant is PREFILL else case.q_lens)
         for name, result in results.items():
             changed = {**results, name: result.clone()}
-            changed[name][8:9] = 0
-            problems = prefill_problems.check(PREFILL, case, changed).problems
-            assert problems == [f"{name} has rows that belong to no sequence and were written"]
+            changed[name][first : first + 1] = 0
+            found = problems.check(variant, case, changed).problems
+            assert found == [f"{name} has rows that belong to no {owner} and were written"]
 
 
 @pytest.mark.parametrize(
@@ -263,19 +271,6 @@ def test_decode_expects_what_the_tests_expect(ranks, interleave, window, causal,
         out, lse = attend_decode(problem, torch.float64)
         out, lse = out.flatten(0, -3)[: len(ours.out)], lse.flatten(0, -2)[: len(ours.lse)]
         assert torch.allclose(ours.out, out) and torch.allclose(ours.lse, lse) and out.abs().max() > 0
-
-
-def test_a_decode_that_writes_behind_the_last_request_is_reported(compiled_kernels):
-    case = DecodeCase("small", (9, 70), heads=5, q_lens=(2, 1))
-    with emulation(ARCH, compiled=compiled_kernels):
-        memory = Memory()
-        results = decode_problems.run(DECODE, case, memory, pdl=False)
-        assert decode_problems.check(DECODE, case, results).problems == [] and not memory.overrun()
-        for name, result in results.items():
-            changed = {**results, name: result.clone()}
-            changed[name][3:4] = 0
-            problems = decode_problems.check(DECODE, case, changed).problems
-            assert problems == [f"{name} has rows that belong to no request and were written"]
 
 
 def test_a_result_that_is_not_merged_is_reported(compiled_kernels, monkeypatch):
