@@ -17,17 +17,22 @@ from tsmla_emulator.run.host.memory import merged
 from tsmla_emulator.run.machine import Options
 
 RECORDED = Recorded(Path(__file__).with_name("hardware_results"))
-EQUAL = (
+UNCHANGED = (
+    "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_lse",
+    "tsmla_decode_sm_90a_e4m3_to_bf16_d512x64_lse",
+    "tsmla_key_mask_sm_90a",
     "tsmla_pack_sm_90a_bf16_to_e4m3_d128x64x128",
-    "tsmla_write_cache_sm_90a_bf16_d512e4m3s128x64",
-    "tsmla_quantize_q_sm_90a_bf16_d512e4m3s512apartwholex64",
-    "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_nolse",
     "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse",
+    "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse",
+    "tsmla_quantize_q_sm_90a_bf16_d512e4m3s512apartwholex64",
+    "tsmla_read_cache_sm_90a_bf16_d512e4m3s128x64",
+    "tsmla_write_cache_sm_90a_bf16_d512e4m3s128x64",
 )
+"""Kernels of each family whose machine code is what was recorded. Who changes one records it anew."""
 
 
 def test_all_variants_are_recorded():
-    assert len(RECORDED.variants) == 101
+    assert len(RECORDED.variants) == 113
 
 
 def test_inputs_are_drawn_from_integers():
@@ -38,19 +43,25 @@ def test_inputs_are_drawn_from_integers():
         assert torch.equal(torch.randn(3, 2), numbers[0])
 
 
-@pytest.mark.parametrize("symbol", EQUAL)
-def test_memory_is_bit_for_bit_that_of_the_gpu(symbol):
-    variant = check.find(symbol)
-    assert digests_in(BUILT(variant).library) == RECORDED.variants[symbol]["code"]
-    calls, wrong = ran(variant, in_emulator, Options(machine_code=True, hardware_sums=True), BUILT)
-    assert not wrong
-    assert [call.given for call in calls] == RECORDED.variants[symbol]["given"]
-    assert RECORDED.differences(variant, calls) == []
+@pytest.mark.parametrize("family", RECORDED.files)
+def test_memory_is_bit_for_bit_that_of_the_gpu(family):
+    """Kernels that have other machine code since are left out."""
+    compared, of_family = [], f"tsmla_{family}_sm_90a"
+    for symbol in filter(lambda symbol: symbol.startswith(of_family), RECORDED.variants):
+        variant, notes = check.find(symbol), RECORDED.variants[symbol]
+        if digests_in(BUILT(variant).library) != notes["code"]:
+            continue
+        calls, wrong = ran(variant, in_emulator, Options(machine_code=True, hardware_sums=True), BUILT)
+        assert (symbol, wrong) == (symbol, "")
+        assert [call.given for call in calls] == notes["given"]
+        assert (symbol, RECORDED.differences(variant, calls)) == (symbol, [])
+        compared.append(symbol)
+    assert {symbol for symbol in UNCHANGED if symbol.startswith(of_family)} <= {*compared}
 
 
 @pytest.mark.parametrize("hardware_sums", [True, False])
 def test_what_the_gpu_left_is_right_by_the_sums_of_tensor_cores_alone(hardware_sums):
-    """`check` judges the recorded results themselves, but for outputs: another kernel has made these since."""
+    """`check` judges the recorded results themselves."""
     symbol = "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse"
     variant = check.find(symbol)
     left = iter(RECORDED.variants[symbol]["left"])

@@ -2,7 +2,7 @@
 
 On a machine with a GPU and installed libraries, and then anywhere:
 
-    python -m tsmla_emulator.prove.hardware record DIRECTORY --commit HASH
+    python -m tsmla_emulator.prove.hardware record DIRECTORY [SYMBOL...] --commit HASH
     python -m tsmla_emulator.prove.hardware compare DIRECTORY [SYMBOL...] [--machine-code] [--hardware-sums]
     python -m tsmla_emulator.prove.hardware keep DIRECTORY SYMBOL... --into TARGET
 
@@ -212,7 +212,7 @@ def record(directory: Path, commit: str, symbols: Sequence[str]) -> int:
     variants = [check.find(symbol) for symbol in symbols] or check.variants([Arch.SM90A])
     functions = {variant: resolve.resolve(variant).function for variant in variants}
     certificate = (
-        f"{torch.cuda.get_device_name()}; torch {torch.__version__}; {' '.join(sys.argv)}; "
+        f"{torch.cuda.get_device_name()}; torch {torch.__version__}; python -m tsmla_emulator.prove.hardware record; "
         f"{datetime.date.today().isoformat()}; commit {commit}"
     )
     digests = code_digests(variants, toolchain.shipped_libraries())
