@@ -56,17 +56,10 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             fills |= {f"landed{piece}": (32 if small else 4 * 32, 0) for piece in range(pieces)}
         else:
             fills["landed"] = (pieces, 0)
-        if small and not (gathers or variant.row.apart):  # one warpgroup scores, two multiply values
-            return {"q": (1, 4), **fills, "exchanged": (4, 8), "ends": (4, 8), "dealt": (1, told)}
-        return {
-            "q": (1, 8),
-            **fills,
-            "referenced": (1, 0),
-            "exchanged": (1, 0),
-            "dealt": (1, told),
-            **({"scales": (1, 4)} if variant.row.apart else {}),
-            **(dict.fromkeys(("values",) if variant.row.apart else ("values0", "values1"), (4, 4)) if small else {}),
-        }
+        if small:  # one warpgroup scores, two multiply values
+            scales = {"scales": (1, 4)} if variant.row.apart else {}
+            return {"q": (1, 4), **fills, "exchanged": (4, 8), "ends": (4, 8), "dealt": (1, told), **scales}
+        return {"q": (1, 8), **fills, "referenced": (1, 0), "exchanged": (1, 0), "dealt": (1, told)}
     if kernel == "sm90/decode/row16":
         tells = 0 if variant.row.apart else 2
         return {"kv": (2 * 32 + tells, 4), "dealt": (1, 2 + 8)} if gathers else {"kv": (1, 4), "dealt": (1, 1 + 8)}
@@ -124,15 +117,11 @@ def sizes(variant, kernel: str) -> dict[str, int]:
             stored = {"kv0": 64 * (128 + 16), "kv1": 64 * (128 + 16), "kv2": 64 * 128, "kv3": 64 * 128 + 64 * rope}
             return {"q": 64 * 1152, **stored, **{f"ready{i}": size for i, size in enumerate(made)}}
         pieces = {f"kv{i}": 64 * (width * element + rope * (i == len(columns) - 1)) for i, width in enumerate(columns)}
-        values = {"values0": 64 * 256, "values1": 64 * 256} if element == 1 and variant.gathers else {}
-        if variant.row.apart:
-            values = {"values": 64 * 128 * 2}
-        scales = {"scales": 64 * 3 * 4} if variant.row.apart else {}
         row = 512 * element + rope
         landed = {"landed": 64 * row}
         if variant.gathers:
             landed = {f"landed{i}": pieces[f"kv{i}"] for i in range(len(columns))}
-        return {"q": 64 * row, **pieces, **landed, **values, **scales}
+        return {"q": 64 * row, **pieces, **landed, **_scales(variant, 64)}
     if kernel == "sm90/decode/row16":
         return {"kv": 64 * (640 if variant.row.apart else 656)}
     if kernel == "sm100/prefill":
