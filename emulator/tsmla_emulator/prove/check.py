@@ -74,6 +74,10 @@ HOPPER_FEW_ROWS = 16
 HOPPER_PAIR_ROWS = 256
 """Query rows of a small decode for which Hopper runs CTAs in pairs, where rows are converted: two tokens of 128
 heads."""
+HOPPER_TURNED_ROWS = 58
+"""Query rows of a decode with visible lengths where Hopper turns value products: each row of a tile has instructions of
+its own, which then all run, and the tile's last rows are nobody's. They are of two heads, so that rows differ in what
+they see."""
 DECODE_STRIPS = 4
 """Strips that a query row's latent columns are divided into: in some rows, all strips but one are faint."""
 DECODE_FAINT = 128
@@ -237,7 +241,10 @@ def make_calls(
         for rows in rows_of_each:
             judged += [_decode(variant, rows, decode_lengths, varies, sums=sums) for varies in ways]
             if at_bounds:
-                judged += [_decode(variant, rows, DECODE_HIDING, varies, hides=True, sums=sums) for varies in ways]
+                turned = turns_values(variant) and rows == rows_of_each[-1]
+                hiding, heads = (HOPPER_TURNED_ROWS, 2) if turned else (rows, None)
+                for varies in ways:
+                    judged.append(_decode(variant, hiding, DECODE_HIDING, varies, heads=heads, hides=True, sums=sums))
                 heads = 1
                 tokens = max(rows, DECODE_BOUNDS_ROWS if rows == rows_of_each[-1] else HOPPER_FEW_ROWS)
                 if rows == HOPPER_PAIR_ROWS:
@@ -333,6 +340,14 @@ def decode_rows(arch: Arch, row: RowFormat | None = None) -> tuple[int, ...]:
         return (DECODE_ROWS,)
     pairs = (HOPPER_PAIR_ROWS,) if scales.in_row else ()
     return (DECODE_ROWS, *pairs, HOPPER_FEW_ROWS + 2)
+
+
+def turns_values(variant: DecodeVariant) -> bool:
+    """Return whether a decode's value products are turned: columns of the output times query rows."""
+    # Here: the kernels' sizes, which other operators are checked without.
+    from tsmla_kernels.sm90.decode.row64.geometry import DecodeGeometry
+
+    return variant.arch is Arch.SM90A and DecodeGeometry.of(variant).turns
 
 
 def _decode(
