@@ -43,7 +43,7 @@ class Given(NamedTuple):
 
 
 class SegmentLister:
-    """One warp per part asks for its segments, as Hopper's dealing warp does, and writes the records."""
+    """One warp per worker asks for its segments, as Hopper's dealing warp does, and writes the records."""
 
     def __init__(self, deal: Deal):
         self.deal = deal
@@ -66,7 +66,7 @@ class SegmentLister:
         cp_interleave: Int32,
         q_len: Int32,
         heads: Int32,
-        parts: Int32,
+        workers: Int32,
         slots: Int32,
         stream,
     ):
@@ -74,9 +74,9 @@ class SegmentLister:
             seq_lens, causal_seqs, cum_seq_lens_q, visible, causal, window_left, cp_world, cp_rank, cp_interleave, q_len
         )
         view = visibility(given, out_keys.shape[0], Int64(LARGEST))
-        terms = terms_of(self.deal, view, heads, parts, slots)
+        terms = terms_of(self.deal, view, heads, workers, slots)
         self.kernel(view, out_counts, out_segments, out_keys, out_records, terms).launch(
-            grid=(parts, 1, 1), block=(32, 1, 1), stream=stream
+            grid=(workers, 1, 1), block=(32, 1, 1), stream=stream
         )
 
     @cute.kernel
@@ -89,14 +89,14 @@ class SegmentLister:
         out_records: cute.Tensor,
         terms: Terms,
     ):
-        part, _, _ = cute.arch.block_idx()
+        worker, _, _ = cute.arch.block_idx()
         if varies(view):
-            work = in_lanes(deal_work(self.deal, view, terms, part))
-            self._list(work, part, out_counts, out_segments, out_records)
+            work = in_lanes(deal_work(self.deal, view, terms, worker))
+            self._list(work, worker, out_counts, out_segments, out_records)
         else:
-            work = deal_work(self.deal, *of_equal_lengths(view, terms), part)
-            self._list(work, part, out_counts, out_segments, out_records)
-        if part == 0:
+            work = deal_work(self.deal, *of_equal_lengths(view, terms), worker)
+            self._list(work, worker, out_counts, out_segments, out_records)
+        if worker == 0:
             before = Int32(0)
             for request in cutlass.range(view.seq_lens.shape[0], unroll=1):
                 tokens = tokens_behind(view, request, before)
@@ -107,21 +107,21 @@ class SegmentLister:
                     out_keys[token, 0] = keys.first
                     out_keys[token, 1] = keys.end
 
-    def _list(self, work: Work | LaneWork, part: Int32, counts, segments, records):
+    def _list(self, work: Work | LaneWork, worker: Int32, counts, segments, records):
         begin_records(work, records)
         work, unit = begin(self.deal, work)
 
         @cute.jit
         def act(work: Work | LaneWork, unit: Unit, segment: Segment, count: Int32) -> Int32:
             if segment.valid:
-                place = segments[part, count, None]
+                place = segments[worker, count, None]
                 for i in cutlass.range_constexpr(len(FIELDS)):
                     place[i] = getattr(segment, FIELDS[i])
                 count += 1
             record_unit(self.deal, work, records, unit, segment)
             return count
 
-        counts[part] = for_each_unit(self.deal, work, unit, act, Int32(0))
+        counts[worker] = for_each_unit(self.deal, work, unit, act, Int32(0))
 
 
 class Combiner:
@@ -152,14 +152,14 @@ def compiled_combiner(deal: Deal, variant: DecodeVariant, kept: PartialRows):
 @functools.lru_cache(maxsize=8)
 def compiled_lister(deal: Deal, arch: str):
     """The lister for one deal as `Emulation.adopt` takes it."""
-    batch, ends, rows, columns, tokens, parts, most, records = (cute.sym_int() for _ in range(8))
+    batch, ends, rows, columns, tokens, workers, most, records = (cute.sym_int() for _ in range(8))
 
     def ints(*shape):
         strides = (*(cute.sym_int64() for _ in shape[1:]), 1)
         return make_fake_tensor(Int32, shape, strides, assumed_align=4)
 
     arguments = (
-        ints(batch), ints(batch), ints(ends), ints(rows, columns), ints(parts), ints(parts, most, len(FIELDS)),
+        ints(batch), ints(batch), ints(ends), ints(rows, columns), ints(workers), ints(workers, most, len(FIELDS)),
         ints(tokens, 2), ints(records, WORDS), *(Int32(0) for _ in range(9)),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     )  # fmt: skip

@@ -44,7 +44,7 @@ def decode(variant: Variant, given: SimpleNamespace) -> None:
     if given.q_pe is not None and torch.from_dlpack(given.q_pe).numel():
         query = torch.cat((query, torch.from_dlpack(given.q_pe)), -1)
     query = query.flatten(0, 1)
-    assert not visible.numel() and not sinks.numel() and given.parts > 0
+    assert not visible.numel() and not sinks.numel() and given.workers > 0
     given.workspace.fill_(-1)
     starts = spans.tolist() or range(0, len(query) + 1, given.q_len)
     for b, length in enumerate(given.seq_lens.tolist()):

@@ -139,20 +139,20 @@ def test_check_of_hoppers_656_byte_rows_reaches_all_forms():
     ],
 )
 def test_small_decodes_have_all_kinds_of_work(arch, rows, wide, requests):
-    """Some CTA has them: several segments with keys, more tiles than a ring has places; a part, a whole and an empty
+    """Some CTA has them: several segments with keys, more tiles than a ring has places; a worker, a whole and an empty
     unit; even and odd numbers of tiles, which warpgroups of Hopper share. To try mutants, segments and an end for every
     place of its ring of tasks three times, and an end in the last of them."""
     deal, heads = deal_of(arch, rows, wide=wide), rows // 2
     plan = plan_decode(arch, check.DECODE_SMS, len(requests), 2, heads, max(requests), wide=wide)
-    parts = deal_out(deal, requests, 2, heads, plan.parts, plan.slots).segments
-    assert max(sum(segment.tiles > 0 for segment in part) for part in parts) >= 2
+    workers = deal_out(deal, requests, 2, heads, plan.workers, plan.slots).segments
+    assert max(sum(segment.tiles > 0 for segment in worker) for worker in workers) >= 2
     if arch is Arch.SM90A and requests == mutation_table.DECODE_LENGTHS:
-        assert max(map(len, parts)) + 1 >= 3 * TASK_RING
-        assert any(len(part) > TASK_RING and (len(part) + 1) % TASK_RING == 0 for part in parts)
-    tiles = [segment.tiles for part in parts for segment in part if segment.tiles > 0]
+        assert max(map(len, workers)) + 1 >= 3 * TASK_RING
+        assert any(len(worker) > TASK_RING and (len(worker) + 1) % TASK_RING == 0 for worker in workers)
+    tiles = [segment.tiles for worker in workers for segment in worker if segment.tiles > 0]
     assert max(tiles) >= 10
     assert {number % 2 for number in tiles} == {0, 1}
-    kinds = {(segment.slot >= 0, segment.tiles > 0) for part in parts for segment in part}
+    kinds = {(segment.slot >= 0, segment.tiles > 0) for worker in workers for segment in worker}
     assert kinds == {(True, True), (False, True), (False, False)}
 
 

@@ -43,10 +43,10 @@ def run(
 ):
     """Fill the workspace as attention kernels would, which keep partial rows as `kept` says, with LSE that differ by a
     few times `spread`; returns (what was written, what must be, which rows were cut)."""
-    seq_lens, q_len, heads, parts = case
+    seq_lens, q_len, heads, workers = case
     rows = q_len * heads
-    stored, slots = min(DEAL.row_tile, rows), 2 * parts
-    dealt = deal_out(DEAL, seq_lens, q_len, heads, parts, slots, Sight(causal=0))
+    stored, slots = min(DEAL.row_tile, rows), 2 * workers
+    dealt = deal_out(DEAL, seq_lens, q_len, heads, workers, slots, Sight(causal=0))
     partial_rows = torch.full((slots, stored, LATENT_DIM), math.nan, dtype=KEPT[kept.dtype])
     partial_lse = torch.full((slots, stored), math.nan)
     # Of blocks of columns that share one, powers of two: a row's next to the smallest, the others' around 1.
@@ -133,7 +133,7 @@ def run(
         0,
         q_len,
         16,
-        parts,
+        workers,
         0,
     )
     written = out.cpu().double().view(*shape, LATENT_DIM), None if lse is None else lse.cpu().double().view(shape)
@@ -173,12 +173,12 @@ def test_rows_kept_in_16_bits(gpu, name):
 
 
 @pytest.mark.archs("sm_90a", "sm_100a")
-@pytest.mark.parametrize("parts", [8, 40, 80])
-def test_the_highest_lse_is_any_of_a_rows(gpu, parts):
+@pytest.mark.parametrize("workers", [8, 40, 80])
+def test_the_highest_lse_is_any_of_a_rows(gpu, workers):
     """Powers of the others' distance from a lower one would be infinite."""
     variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True)
     kept = dataclasses.replace(PartialRows.of(Dtype.E4M3), in_quads=variant.arch is Arch.SM90A)
-    (out, lse), (expected, expected_lse), _ = run(gpu, ([64 * parts], 1, 16, parts), variant, kept=kept, spread=400)
+    (out, lse), (expected, expected_lse), _ = run(gpu, ([64 * workers], 1, 16, workers), variant, kept=kept, spread=400)
     assert torch.allclose(out, expected, rtol=2**-8, atol=1e-6)
     assert torch.allclose(lse, expected_lse, rtol=1e-6, atol=1e-5)
 

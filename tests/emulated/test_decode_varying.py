@@ -28,7 +28,7 @@ CASES = {
     "one request of one token": ([1500], [1], 16, Sight()),
     "nothing at all": ([300, 65], [0, 0], 16, Sight()),
     "fewer keys than query tokens": ([3, 0, 20], [17, 5, 64], 16, Sight()),
-    "more row tiles than parts": ([5, 0], [7, 0], 65, Sight()),
+    "more row tiles than workers": ([5, 0], [7, 0], 65, Sight()),
     "full": ([300, 65, 20], [17, 1, 5], 16, Sight(causal=False)),
     "window": ([300, 65, 200], [1, 17, 8], 16, Sight(window_left=40)),
 }
@@ -126,7 +126,7 @@ def test_parts_that_walk_keys_in_step(gpu, monkeypatch, case, dtype):
     middle."""
     seq_lens, q_lens = case
     plan = plan_decode(Arch.SM90A, 3, 3, max(q_lens), 16, max(seq_lens), varies=True)
-    dealt = deal_out(DEALS[Arch.SM90A], seq_lens, q_lens, 16, plan.parts, plan.slots)
+    dealt = deal_out(DEALS[Arch.SM90A], seq_lens, q_lens, 16, plan.workers, plan.slots)
     walks = [[(s.request, s.row_tile, s.first_tile) for s in own] for own in dealt.segments]
     assert any(walk != sorted(walk) for walk in walks)
     monkeypatch.setattr("tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 3, *shape))

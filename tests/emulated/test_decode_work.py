@@ -22,7 +22,7 @@ SINGLE = Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, single=24)
 CASES = {
     "one request": ([5000], 1, 16, Sight(), 24),
     "empty, short and long": ([0, 1, 700, 64, 65, 0, 3000], 3, 8, Sight(), 16),
-    "as many units as parts": ([2000] * 16, 1, 16, Sight(), 16),
+    "as many units as workers": ([2000] * 16, 1, 16, Sight(), 16),
     "two row tiles": ([900, 12, 4000, 257], 2, 64, Sight(), 9),
     "more row tiles than a group": ([500, 90], 9, 64, Sight(), 20),
     "full": ([300, 2, 5], 4, 40, Sight(causal=False), 10),
@@ -66,7 +66,7 @@ ROOMS = [*itertools.product(("fine", "in step"), (1000, 7, 0)), ("coarse", 7), (
 @pytest.mark.parametrize("case", [*CASES.values(), *MIXED.values()], ids=[*CASES, *MIXED])
 def test_each_key_is_dealt_once_and_by_all_lanes_as_by_one(gpu, case, name, room):
     deal = DEALS[name]
-    seq_lens, q_lens, heads, sight, parts = case
+    seq_lens, q_lens, heads, sight, workers = case
     batch = range(len(seq_lens))
     packed = not isinstance(q_lens, int)
     if packed:
@@ -101,7 +101,7 @@ def test_each_key_is_dealt_once_and_by_all_lanes_as_by_one(gpu, case, name, room
         seq_lens,
         most,
         heads,
-        parts,
+        workers,
         room,
         dealt.Sight(*scalars),
         causal_seqs=bounds,
@@ -114,8 +114,8 @@ def test_each_key_is_dealt_once_and_by_all_lanes_as_by_one(gpu, case, name, room
     def ints(values) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device="cuda")
 
-    counts = torch.empty(parts, dtype=torch.int32, device="cuda")
-    listed = torch.empty(parts, max(map(len, expected.segments)) + 1, len(FIELDS), dtype=torch.int32, device="cuda")
+    counts = torch.empty(workers, dtype=torch.int32, device="cuda")
+    listed = torch.empty(workers, max(map(len, expected.segments)) + 1, len(FIELDS), dtype=torch.int32, device="cuda")
     keys = torch.empty(tokens, 2, dtype=torch.int32, device="cuda")
     written = torch.full((len(expected.records), WORDS), 0x7FC00000, dtype=torch.int32, device="cuda")
     shown = ints([visible] * len(batch)) if packed else ints(visible).view(len(batch), most)
@@ -131,10 +131,10 @@ def test_each_key_is_dealt_once_and_by_all_lanes_as_by_one(gpu, case, name, room
         *scalars,
         most,
         heads,
-        parts,
+        workers,
         room,
     )
-    got = [[tuple(row) for row in listed[part, : counts[part]].tolist()] for part in range(parts)]
+    got = [[tuple(row) for row in listed[worker, : counts[worker]].tolist()] for worker in range(workers)]
     assert got == [[tuple(getattr(segment, name) for name in FIELDS) for segment in own] for own in expected.segments]
     assert written.tolist() == expected.records
     for b in batch:

@@ -319,12 +319,12 @@ def test_graphs_deal_out_query_tokens_anew(recorder):
 
 def test_graphs_occupy_the_gpu_for_the_longest_that_tables_hold(recorder):
     short, graph = wrapper(), wrapper(use_cuda_graph=True, kv_indices=torch.zeros(3 * 4096, dtype=torch.int32))
-    parts = []
+    workers = []
     for planned in (short, graph):
         planned.plan(**plan_inputs((1, 1, 1), (1, 1, 1)))
         _, launch, _ = launched(recorder, lambda planned=planned: planned.run(**run_inputs(3)))
-        parts.append(launch["parts"])
-    assert parts[0] < parts[1]
+        workers.append(launch["workers"])
+    assert workers[0] < workers[1]
 
 
 def test_no_requests(recorder):

@@ -76,8 +76,8 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder):
     assert all(got is want for got, want in zip(arguments, expected, strict=False))
     workspace = arguments[11]
     assert workspace.dtype == torch.int8 and workspace.data_ptr() == given["workspace_buffer"].data_ptr()
-    parts = plan_decode(Arch.SM90A, SMS, BATCH, Q_LEN, HEADS, 300).parts
-    assert arguments[12:] == (None, None, None, 0.125, 0.5, 0, 7, 2, 1, 16, 0, 1.0, 0, Q_LEN, PAGE, parts, 0)
+    workers = plan_decode(Arch.SM90A, SMS, BATCH, Q_LEN, HEADS, 300).workers
+    assert arguments[12:] == (None, None, None, 0.125, 0.5, 0, 7, 2, 1, 16, 0, 1.0, 0, Q_LEN, PAGE, workers, 0)
     floats = *arguments[15:17], arguments[23]
     assert all(type(value) is float for value in floats)
     assert all(type(value) is int for value in (*arguments[17:23], *arguments[24:]))

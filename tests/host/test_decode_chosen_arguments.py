@@ -92,7 +92,7 @@ def test_the_kernel_gets_a_request_of_each_query_token(recorder, form, given):
     numbers = ("causal", "window_left", "cp_world", "q_len", "entry_keys", "output_scale", "lse_includes_sink")
     assert [launch_of(recorder, name) for name in numbers] == [0, -1, 1, 1, 1, 0.5, 1]
     assert launch_of(recorder, "lse_factor") == math.log(2)
-    assert launch_of(recorder, "parts") == plan_decode(Arch.SM90A, SMS, TOKENS, 1, HEADS, TOP_K).parts
+    assert launch_of(recorder, "workers") == plan_decode(Arch.SM90A, SMS, TOKENS, 1, HEADS, TOP_K).workers
 
 
 def test_pieces_are_views(recorder):

@@ -37,7 +37,7 @@ def test_the_kernel_gets_one_request_of_all_tokens(recorder):
     assert arguments[6] is given["cum_seq_lens_q"]
     assert arguments[7].shape == (BATCH, TOKENS) and arguments[7].stride() == (0, 1)
     assert arguments[9].data_ptr() == out.data_ptr() and arguments[10].data_ptr() == lse.data_ptr()
-    assert arguments[-4:] == (5, PAGE, plan_decode(Arch.SM90A, SMS, BATCH, 5, HEADS, 300, True).parts, 0)
+    assert arguments[-4:] == (5, PAGE, plan_decode(Arch.SM90A, SMS, BATCH, 5, HEADS, 300, True).workers, 0)
     assert out.shape == (TOKENS, HEADS, 512) and lse.shape == (TOKENS, HEADS)
 
 

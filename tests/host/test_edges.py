@@ -264,7 +264,7 @@ def test_what_an_edge_must_say():
         with pytest.raises(AssertionError, match=text):
             dataclasses.replace(good, **change)
     for party, text in (
-        (lambda: Warps(ATTEND, 2), "which part of attend"),
+        (lambda: Warps(ATTEND, 2), "which share of attend"),
         (lambda: Warps(ATTEND, 3, "a third"), None),
         (lambda: Copies(LOAD, 2), "announced in 2 steps"),
         (lambda: Either(Copies(LOAD), Warps(ATTEND)), None),

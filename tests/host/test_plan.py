@@ -54,7 +54,7 @@ def test_every_key_once_and_no_empty_segment(arch: Arch, wide: bool, sm_count: i
             continue
         for seq_lens in batches_of_lengths(batch):
             plan = plan_decode(arch, sm_count, batch, q_len, heads, max(seq_lens), wide=wide)
-            check(deal, seq_lens, q_len, heads, plan.parts, plan.slots)
+            check(deal, seq_lens, q_len, heads, plan.workers, plan.slots)
 
 
 @pytest.mark.parametrize("slots", [0, 1, 2, 5, 17, 1000])
@@ -63,10 +63,10 @@ def test_any_room_for_partials_will_do(q_len: int, heads: int, slots: int) -> No
     rng = random.Random(q_len * heads * slots)
     others = Deal(64, 64, overhead=0, least=1, split=0), Deal(64, 64, 3, 7, 100), Deal(64, 64, 3, 1, 9, draw=20)
     for deal in (DEALS[Arch.SM90A], *others):
-        for batch, parts in ((1, 40), (5, 33), (40, 18), (9, MAX_GROUP)):
+        for batch, workers in ((1, 40), (5, 33), (40, 18), (9, MAX_GROUP)):
             for shortest in (0, 60, 89):
                 seq_lens = [rng.randrange(64 * shortest, 64 * 90) for _ in range(batch)]
-                check(deal, seq_lens, q_len, heads, parts, slots)
+                check(deal, seq_lens, q_len, heads, workers, slots)
 
 
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
@@ -80,9 +80,9 @@ def test_the_workspace_stays_within_the_callers_formula(arch: Arch, sm_count: in
             stored = min(plan.row_tile, q_len * heads)
             assert plan.workspace_bytes == plan.records * RECORD_BYTES + plan.slots * stored * PARTIAL_ROW * 4
             tiling = row_tiling(q_len * heads, plan.row_tile)
-            assert plan.records == min(batch * tiling.rounds, plan.parts // tiling.group) * tiling.group
+            assert plan.records == min(batch * tiling.rounds, plan.workers // tiling.group) * tiling.group
             assert plan.slots >= 0
-            assert 1 <= plan.parts <= max(sm_count, MAX_GROUP)
+            assert 1 <= plan.workers <= max(sm_count, MAX_GROUP)
             assert plan.row_tiles * plan.row_tile >= q_len * heads
 
 
@@ -94,7 +94,7 @@ def test_a_workspace_is_enough_whatever_rows_the_cache_has(arch: Arch, sm_count:
         for longest, batch_invariant in itertools.product((None, *range(1, 9000, 479), 81920), (False, True)):
             shape = arch, sm_count, batch, q_len, heads, longest, varies, batch_invariant
             plan, wide = plan_decode(*shape), plan_decode(*shape, wide=True)
-            assert wide.workspace_bytes <= plan.workspace_bytes and wide.parts <= plan.parts, shape
+            assert wide.workspace_bytes <= plan.workspace_bytes and wide.workers <= plan.workers, shape
             assert (wide == plan) == (batch_invariant or q_len * heads > 64), shape
 
 
@@ -109,10 +109,10 @@ def test_wide_rows_are_those_that_products_read_in_16_bits() -> None:
 
 
 def most_work(arch: Arch, sm_count: int, q_len: int, heads: int, seq_lens: list[int], wide: bool = False) -> float:
-    """KV tiles, fixed costs included, of the busiest part."""
+    """KV tiles, fixed costs included, of the busiest worker."""
     deal = deal_of(arch, q_len * heads, wide=wide)
     plan = plan_decode(arch, sm_count, len(seq_lens), q_len, heads, max(seq_lens), wide=wide)
-    return max(work(deal, deal_out(deal, seq_lens, q_len, heads, plan.parts, plan.slots)))
+    return max(work(deal, deal_out(deal, seq_lens, q_len, heads, plan.workers, plan.slots)))
 
 
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
@@ -120,9 +120,9 @@ def most_work(arch: Arch, sm_count: int, q_len: int, heads: int, seq_lens: list[
 @pytest.mark.parametrize("heads", [16, 64, 128])
 @pytest.mark.parametrize("batch", [1, 2, 4, 24, 40, 128])
 @pytest.mark.parametrize("spread", [0, 1000, 38000])
-def test_parts_have_equal_work(spread: int, batch: int, heads: int, arch: Arch, wide: bool, sm_count: int) -> None:
-    """The busiest part has no more than its share, one more fixed cost, what saving partial results is worth, and what
-    a group leaves of the SMs; or no more than it can read while memory is busy anyway."""
+def test_workers_have_equal_work(spread: int, batch: int, heads: int, arch: Arch, wide: bool, sm_count: int) -> None:
+    """The busiest worker has no more than its share, one more fixed cost, what saving partial results is worth, and
+    what a group leaves of the SMs; or no more than it can read while memory is busy anyway."""
     rng = random.Random(batch)
     seq_lens = [rng.randrange(40000 - spread, 40001) for _ in range(batch)]
     deal = deal_of(arch, heads, wide=wide)
@@ -133,9 +133,9 @@ def test_parts_have_equal_work(spread: int, batch: int, heads: int, arch: Arch, 
     assert most_work(arch, sm_count, 1, heads, seq_lens, wide) <= max(share + deal.split, memory) + deal.overhead
 
 
-def cut(deal: Deal, tiles: list[int], heads: int, parts: int) -> tuple[int, int, int]:
+def cut(deal: Deal, tiles: list[int], heads: int, workers: int) -> tuple[int, int, int]:
     """(groups, chunk, unit length) of the line of requests of so many KV tiles, with room for any partial results."""
-    line = deal_out(deal, [n * deal.tile_kv for n in tiles], 1, heads, parts, 10**6).line
+    line = deal_out(deal, [n * deal.tile_kv for n in tiles], 1, heads, workers, 10**6).line
     return line.groups, line.chunk, line.unit_length
 
 
@@ -176,9 +176,9 @@ def test_recorded_calls_are_cut_as_ever(arch: Arch, seq_lens, q_lens, heads: int
     most, varies = (q_lens, False) if isinstance(q_lens, int) else (max(q_lens), True)
     deal = deal_of(arch, most * heads)
     plan = plan_decode(arch, arch.sms, len(seq_lens), most, heads, max(seq_lens), varies)
-    dealt = check(deal, seq_lens, q_lens, heads, plan.parts, plan.slots)
+    dealt = check(deal, seq_lens, q_lens, heads, plan.workers, plan.slots)
     assert dealt.line[2:] == line
-    assert sum(segment.slot >= 0 for part in dealt.segments for segment in part) == partials
+    assert sum(segment.slot >= 0 for worker in dealt.segments for segment in worker) == partials
 
 
 def test_whole_units_where_cutting_would_not_pay() -> None:
@@ -187,16 +187,16 @@ def test_whole_units_where_cutting_would_not_pay() -> None:
 
 
 def test_equal_pieces_where_they_are_no_longer_than_chunks() -> None:
-    """On 129 parts, 16 requests of one length are cut into eight pieces each, and no piece is cut again."""
+    """On 129 workers, 16 requests of one length are cut into eight pieces each, and no piece is cut again."""
     deal, lengths = DEALS[Arch.SM90A], [1280] * 16
     assert cut(deal, lengths, 16, 129) == (128, 160, 1280)
     dealt = deal_out(deal, [n * 64 for n in lengths], 1, 16, 129, 10**6)
-    assert [len(part) for part in dealt.segments] == [1] * 128 + [0]
+    assert [len(worker) for worker in dealt.segments] == [1] * 128 + [0]
     *_, unit_length = cut(deal, [*lengths[1:], 2000], 16, 129)
-    assert unit_length == 0, "one longer request would leave parts idle"
+    assert unit_length == 0, "one longer request would leave workers idle"
 
 
-def test_idle_parts_where_memory_is_busy_anyway() -> None:
+def test_idle_workers_where_memory_is_busy_anyway() -> None:
     """64 requests on 74 pairs: whole where a pair can read what its neighbours leave, cut where it cannot. One request,
     which is cut anyway, occupies as many as equal pieces can."""
     pair, busy = DEALS[Arch.SM100A], dataclasses.replace(DEALS[Arch.SM100A], draw=16)
@@ -218,8 +218,8 @@ def test_idle_parts_where_memory_is_busy_anyway() -> None:
 def test_few_short_requests_are_cut_into_single_tiles(batch: int, heads: int, keys: int, most: int) -> None:
     """Where that makes no more than 132 segments; and what is as short as four tiles stays whole."""
     plan = plan_decode(Arch.SM90A, 132, batch, 1, heads, keys)
-    dealt = check(DEALS[Arch.SM90A], [keys] * batch, 1, heads, plan.parts, plan.slots)
-    assert max(segment.tiles for part in dealt.segments for segment in part) == most
+    dealt = check(DEALS[Arch.SM90A], [keys] * batch, 1, heads, plan.workers, plan.slots)
+    assert max(segment.tiles for worker in dealt.segments for segment in worker) == most
 
 
 @pytest.mark.parametrize(("arch", "wide"), OF_FEW_ROWS)
@@ -229,17 +229,17 @@ def test_a_single_long_request_occupies_the_gpu(arch: Arch, wide: bool, heads: i
     rows, sm_count = 4 * heads, arch.sms
     deal = deal_of(arch, rows, wide=wide)
     plan = plan_decode(arch, sm_count, 1, 4, heads, 81920, wide=wide)
-    busy = sum(bool(part) for part in check(deal, [81920], 4, heads, plan.parts, plan.slots).segments)
+    busy = sum(bool(worker) for worker in check(deal, [81920], 4, heads, plan.workers, plan.slots).segments)
     assert deal.sms * busy >= 0.95 * sm_count * 16 / deal.draw
 
 
 @pytest.mark.parametrize("arch", [Arch.SM100A, Arch.SM103A])
 def test_rows_that_fit_in_one_cta_do_not_take_a_pair_unless_they_are_wide(arch: Arch) -> None:
     assert (deal_of(arch, 64).sms, deal_of(arch, 65).sms) == (1, 2)
-    assert plan_decode(arch, 148, 1, 4, 16).parts == 148
-    assert plan_decode(arch, 148, 1, 5, 16).parts == 74
+    assert plan_decode(arch, 148, 1, 4, 16).workers == 148
+    assert plan_decode(arch, 148, 1, 5, 16).workers == 74
     assert deal_of(arch, 64, wide=True).sms == 2
-    assert plan_decode(arch, 148, 1, 4, 16, wide=True).parts == 74
+    assert plan_decode(arch, 148, 1, 4, 16, wide=True).workers == 74
 
 
 def test_row_tiles_of_a_request_run_side_by_side() -> None:

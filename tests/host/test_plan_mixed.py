@@ -36,33 +36,33 @@ def requests(draw):
 @given(
     case=requests(),
     deal=st.sampled_from([FINE, COARSE, *IN_STEP, *DEALS.values()]),
-    parts=st.integers(8, 80),
+    workers=st.integers(8, 80),
     slots=st.sampled_from([0, 1, 7, 40, 1000]),
 )
-def test_every_key_of_every_row_once(case, deal: Deal, parts: int, slots: int) -> None:
+def test_every_key_of_every_row_once(case, deal: Deal, workers: int, slots: int) -> None:
     heads, q_lens, seq_lens = case
-    line = check(deal, seq_lens, q_lens, heads, parts, slots).line
+    line = check(deal, seq_lens, q_lens, heads, workers, slots).line
     group = line.own_group or line.terms.group.value
-    assert 1 <= group <= MAX_GROUP and line.groups * group <= parts
+    assert 1 <= group <= MAX_GROUP and line.groups * group <= workers
 
 
 @settings(max_examples=200, deadline=None)
-@given(case=requests(), deal=st.sampled_from([FINE, COARSE, *IN_STEP, *DEALS.values()]), parts=st.integers(8, 80))
-def test_without_room_for_partial_results_units_are_whole_and_shared_out(case, deal: Deal, parts: int) -> None:
-    """No part has more than its share and one unit more."""
+@given(case=requests(), deal=st.sampled_from([FINE, COARSE, *IN_STEP, *DEALS.values()]), workers=st.integers(8, 80))
+def test_without_room_for_partial_results_units_are_whole_and_shared_out(case, deal: Deal, workers: int) -> None:
+    """No worker has more than its share and one unit more."""
     heads, q_lens, seq_lens = case
-    dealt = check(deal, seq_lens, q_lens, heads, parts, 0)
+    dealt = check(deal, seq_lens, q_lens, heads, workers, 0)
     if dealt.line.unit_length == 0:
         longest = -(-max(seq_lens) // deal.tile_kv)
         assert max(work(deal, dealt)) <= dealt.line.chunk + longest + deal.overhead
 
 
 @settings(max_examples=200, deadline=None)
-@given(case=requests(), deal=st.sampled_from([FINE, COARSE, *IN_STEP, *DEALS.values()]), parts=st.integers(8, 80))
-def test_no_part_has_more_than_a_chunk(case, deal: Deal, parts: int) -> None:
+@given(case=requests(), deal=st.sampled_from([FINE, COARSE, *IN_STEP, *DEALS.values()]), workers=st.integers(8, 80))
+def test_no_worker_has_more_than_a_chunk(case, deal: Deal, workers: int) -> None:
     """Where there is room for all partial results: its positions' tiles, and a fixed cost that other positions have."""
     heads, q_lens, seq_lens = case
-    dealt = deal_out(deal, seq_lens, q_lens, heads, parts, 1000)
+    dealt = deal_out(deal, seq_lens, q_lens, heads, workers, 1000)
     line = dealt.line
     assert line.chunk * line.groups >= line.total
     assert max(sum(s.tiles for s in own) for own in dealt.segments) <= line.chunk
@@ -88,7 +88,7 @@ def test_plans_of_batch_invariant_calls(case, sms: int, arch: Arch) -> None:
 @settings(max_examples=200, deadline=None)
 @given(case=requests(), sms=st.sampled_from([6, 132, 148]), arch=st.sampled_from([*Arch]), longest=st.none() | MOST)
 def test_plans_have_room_for_what_may_come(case, sms: int, arch: Arch, longest: int | None) -> None:
-    """Records of all parts where requests may differ, within the callers' formula; and the device's cut fits in."""
+    """Records of all workers where requests may differ, within the callers' formula; and the device's cut fits in."""
     heads, q_lens, seq_lens = case
     most = max(*q_lens, 1)
     rows, deal = most * heads, deal_of(arch, most * heads)
@@ -97,10 +97,10 @@ def test_plans_have_room_for_what_may_come(case, sms: int, arch: Arch, longest: 
     formula = sms * heads * max(most, CALLERS_Q_LEN) * PARTIAL_ROW * 4
     if plan.records * RECORD_BYTES < formula:
         assert plan.workspace_bytes <= formula
-    assert plan.row_tiles == 1 or plan.records == plan.parts
+    assert plan.row_tiles == 1 or plan.records == plan.workers
     assert plan.row_tiles > 1 or plan == plan_decode(arch, sms, len(q_lens), most, heads, keys)
-    if plan.parts >= row_tiling(rows, deal.row_tile).group:
-        check(deal, seq_lens, q_lens, heads, plan.parts, plan.slots)
+    if plan.workers >= row_tiling(rows, deal.row_tile).group:
+        check(deal, seq_lens, q_lens, heads, plan.workers, plan.slots)
 
 
 @settings(max_examples=100, deadline=None)
@@ -113,11 +113,11 @@ def test_one_query_length_is_cut_as_without_a_pack(heads: int, q_len: int, seq_l
 @pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("long", [64, 128, 512])
 def test_long_requests_among_short_ones_occupy_the_gpu(heads: int, long: int) -> None:
-    """28 requests of one query token and 4 of many: the busiest part has no more than its share and a fixed cost."""
+    """28 requests of one query token and 4 of many: the busiest worker has no more than its share and a fixed cost."""
     q_lens, seq_lens, deal = [1] * 28 + [long] * 4, [32768] * 32, DEALS[Arch.SM90A]
     plan = plan_decode(Arch.SM90A, 132, 32, long, heads, 32768, True)
-    dealt = check(deal, seq_lens, q_lens, heads, plan.parts, plan.slots)
-    share = sum(-(-q * heads // deal.row_tile) * (512 + deal.overhead) for q in q_lens) / plan.parts
+    dealt = check(deal, seq_lens, q_lens, heads, plan.workers, plan.slots)
+    share = sum(-(-q * heads // deal.row_tile) * (512 + deal.overhead) for q in q_lens) / plan.workers
     # A round of a request whose row tiles do not fill it leaves CTAs idle.
     assert max(work(deal, dealt)) <= 1.07 * share + deal.overhead
 
@@ -132,7 +132,7 @@ def test_row_tiles_of_a_request_walk_its_keys_together(heads: int, keys: int, lo
     tiles_each = keys // 64
     q_lens, seq_lens, deal = [1] * 28 + [long] * 4, [keys] * 32, DEALS[Arch.SM90A]
     plan = plan_decode(Arch.SM90A, 132, 32, long, heads, keys, True)
-    dealt = deal_out(deal, seq_lens, q_lens, heads, plan.parts, plan.slots, Sight(causal=0))
+    dealt = deal_out(deal, seq_lens, q_lens, heads, plan.workers, plan.slots, Sight(causal=0))
     walks = [[(s.request, s.first_tile + i) for s in own for i in range(s.tiles)] for own in dealt.segments]
     asked = sum(len({walk[step] for walk in walks if step < len(walk)}) for step in range(max(map(len, walks))))
     passes = -(-dealt.line.chunk // tiles_each)

@@ -102,7 +102,7 @@ def test_shorter_partial_rows_occupy_more_sms():
     room = plan.workspace_bytes - plan.records * RECORD_BYTES
     slots = room // (64 * kept.row_bytes(LATENT_DIM))
     for room, cut in ((plan.slots, (100, 42)), (slots, (128, 32))):
-        line = deal_out(DEALS[Arch.SM90A], [8192] * 32, 8, 8, plan.parts, room).line
+        line = deal_out(DEALS[Arch.SM90A], [8192] * 32, 8, 8, plan.workers, room).line
         assert (line.groups, line.chunk) == cut
 
 

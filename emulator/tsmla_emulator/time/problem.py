@@ -219,15 +219,15 @@ class DecodeTraced(Traced):
         self.requests, self.q_len = shape.sequences, shape.queries
         if variant.gathers:
             self.requests, self.q_len = shape.sequences * shape.queries, 1
-        self.parts = self._parts()
+        self.workers = self._workers()
         call = _call_chosen if variant.gathers else _call_decode
         self.call = self.run(lambda: call(variant, shape), (0,))
-        # A cluster runs so many parts: of pairs on Hopper each CTA has one, on Blackwell both have one.
+        # A cluster runs so many workers: of pairs on Hopper each CTA has one, on Blackwell both have one.
         self.in_cluster = max(1, self.call.launches[0].cluster[0] // self.sms)
-        busiest = sorted(range(len(self.parts)), key=lambda part: -self.parts[part][0])
+        busiest = sorted(range(len(self.workers)), key=lambda worker: -self.workers[worker][0])
         kinds: dict[tuple[int, int, int], int] = {}
-        for part in busiest:
-            kinds.setdefault(self.parts[part], part // self.in_cluster)
+        for worker in busiest:
+            kinds.setdefault(self.workers[worker], worker // self.in_cluster)
         self.chosen = sorted(set([*kinds.values()][:4]) | {0})
         if self.chosen != [0]:
             self.call = self.run(lambda: call(variant, shape), self.chosen)
@@ -236,7 +236,7 @@ class DecodeTraced(Traced):
             other = self.run(lambda: call(variant, shape), self.chosen, tests_fail=True)
             self.failing = other.report.traces
 
-    def _parts(self) -> list[tuple[int, int, int]]:
+    def _workers(self) -> list[tuple[int, int, int]]:
         """Return KV tiles, segments and partial results of each CTA (or pair)."""
         from tsmla.identity.plan import deal_of, plan_decode, row_tiling, wide_rows
 
@@ -249,7 +249,7 @@ class DecodeTraced(Traced):
         self.sms, self.reuse, self.tile_kv = deal.sms, row_tiling(rows, deal.row_tile).group, deal.tile_kv
         self.partials = 0
         lengths = [s.keys] * self.requests
-        for own in deal_out(deal, lengths, self.q_len, s.heads, plan.parts, plan.slots).segments:
+        for own in deal_out(deal, lengths, self.q_len, s.heads, plan.workers, plan.slots).segments:
             split = sum(one.slot >= 0 for one in own)
             self.partials += split * min(rows, deal.row_tile)
             found.append((sum(one.tiles for one in own), len(own), split))
@@ -257,7 +257,7 @@ class DecodeTraced(Traced):
 
     def model(self, machine: Machine) -> Modelled:
         """Model the whole problem on a machine."""
-        busy = sum(1 for part in self.parts if part[0]) * self.sms
+        busy = sum(1 for own in self.workers if own[0]) * self.sms
         read = machine
         if self.variant.gathers:  # lists of keys are read once
             read = dataclasses.replace(machine, load_latency=machine.load_latency_hbm)
@@ -267,13 +267,13 @@ class DecodeTraced(Traced):
         again = max(1.0, self._copied(prepared) * self.reuse / self._keys_bytes()) / self.new(machine)
         memory = Memory(machine.copy_latency_hbm.value, min(share * again, machine.l2.value))
         ends = {}
-        for part in self.chosen:
-            own = [t for t in self.call.report.traces if t.launch == 0 and t.cluster == part]
-            others = [t for t in self.failing if t.launch == 0 and t.cluster == part]
-            ends[part] = (replay(prepared, own, memory, others), own)
-        longest = max(ends, key=lambda part: ends[part][0].clocks)
+        for cluster in self.chosen:
+            own = [t for t in self.call.report.traces if t.launch == 0 and t.cluster == cluster]
+            others = [t for t in self.failing if t.launch == 0 and t.cluster == cluster]
+            ends[cluster] = (replay(prepared, own, memory, others), own)
+        longest = max(ends, key=lambda cluster: ends[cluster][0].clocks)
         attention, traces = ends[longest]
-        most = max(part[0] for part in self._of(longest))
+        most = max(own[0] for own in self._of(longest))
         details = {"attention": float(attention.clocks), "KV tiles of the longest CTA": float(most)}
         clocks, launches = float(attention.clocks), self.call.launches[:1]
         if len(self.call.launches) > 1 and self.partials:
@@ -293,8 +293,8 @@ class DecodeTraced(Traced):
         )
 
     def _of(self, cluster: int) -> list[tuple[int, int, int]]:
-        """Return the parts of a cluster."""
-        return self.parts[cluster * self.in_cluster : (cluster + 1) * self.in_cluster]
+        """Return the workers of a cluster."""
+        return self.workers[cluster * self.in_cluster : (cluster + 1) * self.in_cluster]
 
     def new(self, machine: Machine) -> float:
         """Return the share of what requests copy first that L2 does not have of another request: 1 unless keys are
@@ -313,12 +313,12 @@ class DecodeTraced(Traced):
         return 1.0 - while_empty - (1 - kept) * (1 - math.exp(-rate * kept))
 
     def _copied(self, prepared: Prepared) -> float:
-        """Return the bytes that all SMs of the first chosen part copy."""
+        """Return the bytes that all SMs of the first chosen cluster copy."""
         own = [t for t in self.call.report.traces if t.launch == 0 and t.cluster == self.chosen[0]]
         return self.sms * replay(prepared, own, Memory(0, 1e3)).copied
 
     def _keys_bytes(self) -> float:
-        """Return the bytes of the keys that the first chosen part attends to, each once."""
+        """Return the bytes of the keys that the first chosen cluster attends to, each once."""
         from tsmla.identity.row_format import SCALE_BYTES
 
         tiles, row = self._of(self.chosen[0])[0][0], self.variant.row

@@ -1,7 +1,7 @@
 """The line of a decode's work, and how it is cut, on the device, where alone the lengths are known.
 
 `tsmla/identity/plan.py` has the idea and the words (group, round, unit, chunk). A *worker* is one CTA, or one pair of
-CTAs, that the plan launches: the kernel argument `parts` counts them. What a worker finds on its stretch of the line:
+CTAs, that the plan launches: the kernel argument `workers` counts them. What a worker finds on its stretch of the line:
 `segments.py`. `tsmla_emulator.dealt` runs both files in Python's integers."""
 
 from __future__ import annotations

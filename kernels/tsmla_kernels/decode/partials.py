@@ -65,7 +65,7 @@ def partials_of(
 ) -> Partials:
     """View the workspace of a call that writes rows of `columns` columns; without slots where units must not be split.
     given: what the call's table lists, by name. kept: the form in which partial rows are kept."""
-    workspace, workers = given.workspace, given.parts
+    workspace, workers = given.workspace, given.workers
     rows = view.q_len * given.query.shape[2]
     tiling = row_tiling(rows, row_tile)
     records = cutlass.min(view.seq_lens.shape[0] * tiling.rounds, workers // tiling.group) * tiling.group

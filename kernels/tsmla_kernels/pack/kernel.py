@@ -1,6 +1,6 @@
 """K/V pack: k_out = fp8(cat(k_nope, broadcast k_pe) * k_scale_inv), v_out = fp8(v * v_scale_inv).
 
-Memory bound, so the whole design is about addresses. A row is one (token, head) pair; its k_out and v_out are cut
+Memory bound, so the whole design is about addresses. A row is one head of a token; its k_out and v_out are cut
 into columns of VECTOR elements. A thread keeps one column for life: where it reads, where it writes and the scale
 are chosen once, and reading k_pe is reading with a head stride of 0. What is left per row is one multiply-high
 division (row -> token, head) and two multiply-adds. Neighbouring threads have neighbouring columns, so a row's

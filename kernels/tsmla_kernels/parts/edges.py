@@ -30,20 +30,20 @@ class Role:
 
 @dataclasses.dataclass(frozen=True)
 class Warps:
-    """Warps of a role that arrive, each when it has done its part. Where a stage concerns only one of `parts` equal
-    parts of the role, the warps of that part arrive; `which` says what part it is."""
+    """Warps of a role that arrive, each when it is done. Where a stage concerns only one of `shares` equal shares of
+    them, those arrive; `which` says what share it is."""
 
     role: Role
-    parts: int = 1
+    shares: int = 1
     which: str = ""
 
     def __post_init__(self) -> None:
-        assert (self.parts > 1) == bool(self.which), f"say which part of {self.role.name} it is: {self}"
-        assert len(self.role.warps) * self.role.ctas % self.parts == 0, self
+        assert (self.shares > 1) == bool(self.which), f"say which share of {self.role.name} it is: {self}"
+        assert len(self.role.warps) * self.role.ctas % self.shares == 0, self
 
     @property
     def arrivals(self) -> int:
-        return len(self.role.warps) * self.role.ctas // self.parts
+        return len(self.role.warps) * self.role.ctas // self.shares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,16 +65,16 @@ class Copies:
 
 @dataclasses.dataclass(frozen=True)
 class LaneCopies:
-    """Copies of 16 bytes that all lanes of a role's warps start. Each lane arrives when its own have landed. parts,
+    """Copies of 16 bytes that all lanes of a role's warps start. Each lane arrives when its own have landed. shares,
     which: as `Warps` has them."""
 
     role: Role
-    parts: int = 1
+    shares: int = 1
     which: str = ""
 
     @property
     def arrivals(self) -> int:
-        return 32 * Warps(self.role, self.parts, self.which).arrivals
+        return 32 * Warps(self.role, self.shares, self.which).arrivals
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,26 +79,15 @@ class Probabilities:
         """Types of the value product's operands: of probabilities and of values."""
         return self.dtype, self.values if self.values.bits == self.dtype.bits else self.dtype
 
-    def exceeds(self, above: Float32, total: Float32, parts: int) -> Boolean:
-        """Whether a score moves its row's reference, which it is `above` by this many powers of two. `total` is the sum
-        of one of `parts` parts of the row's exponentials, all about as large."""
-        if self.heavy is None:
-            return above > self.slack
-        largest = self._largest(total, parts)
-        return cute.math.exp2(above + self.bias, fastmath=True) > largest
-
-    def growth(self, total: Float32, parts: int) -> Float32:
-        """The limit of `exceeds`, in powers of two: for threads that have `total` long before the score."""
+    def growth(self, total: Float32, shares: int) -> Float32:
+        """The powers of two by which a score may exceed its row's reference before that moves. `total` is the sum of
+        one of `shares` shares of the row's exponentials, all about as large."""
         if self.heavy is None:
             return Float32(self.slack)
-        return cute.math.log2(self._largest(total, parts), fastmath=True) - self.bias
-
-    def _largest(self, total: Float32, parts: int) -> Float32:
-        """The largest exponential, times 2 ** bias, for which the reference stays."""
-        assert self.heavy is not None
         one = 2.0**self.bias
-        heavy = total * (parts * self.heavy)
-        return cute.arch.fmax(cute.arch.fmin(heavy, one * 2.0**self.slack), one)
+        heavy = total * (shares * self.heavy)
+        largest = cute.arch.fmax(cute.arch.fmin(heavy, one * 2.0**self.slack), one)
+        return cute.math.log2(largest, fastmath=True) - self.bias
 
 
 LIFTED_COLUMNS = 128
@@ -133,8 +122,9 @@ class PartialRows:
     """The form in which rows of partial results are kept: `dtype`, times 2 ** `bias`, which the combine takes out
     again.
 
-    `in_quads`: each 32 columns are stored in the order in which a quad holds them in wgmma's accumulator: of four times
-    four column pairs, pair l of block m as pair m of block l. A lane then stores 16 bytes, and a quad two sectors.
+    `in_quads`: each 32 columns are stored in the order in which a quad holds them in wgmma's accumulator: of four
+    blocks of four times two columns, number l of block m as number m of block l. A lane then stores 16 bytes, and a
+    quad two sectors.
 
     `lifted`: blocks of LIFTED_COLUMNS columns have factors that make them fit in float16, which of them share one
     `Lifted` says; what takes a factor out again lies beside the row's LSE. Where the largest value is in the upper half
@@ -182,13 +172,13 @@ def fits_float16(largest: Int32) -> Boolean:
 
 
 @cute.jit
-def largest_finite(parts: list) -> Float32:
+def largest_finite(tensors: list) -> Float32:
     """The largest magnitude of finite numbers, NaN where none are. Times 0, what is not finite becomes NaN, which a
     maximum leaves out."""
     largest = [Float32(0.0) for _ in range(4)]
-    for part in parts:
-        for i in cutlass.range_constexpr(cute.size(part)):
-            value = part[i]
+    for numbers in tensors:
+        for i in cutlass.range_constexpr(cute.size(numbers)):
+            value = numbers[i]
             finite = cute.math.absf(cute.math.fma(value, Float32(0.0), value))
             largest[i % 4] = cute.arch.fmax(largest[i % 4], finite)
     return cute.arch.fmax(cute.arch.fmax(*largest[:2]), cute.arch.fmax(*largest[2:]))

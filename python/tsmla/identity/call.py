@@ -308,7 +308,7 @@ DECODE = Operator(
         Number("batch_invariant", "batch_invariant", 0),
         Number("q_len", "max_q_len, or query's q_len", 1),
         Number("entry_keys", "1 with indices, else kv_cache's page_size", 1),
-        Number("parts", "the plan's (`plan_decode`)", 1),
+        Number("workers", "the plan's (`plan_decode`)", 1),
         _PDL,
     ),
     dtypes=tuple(DECODE_OUT_DTYPES),

@@ -11,8 +11,7 @@ one unit is a *segment*. (Dealing the KV tiles of all requests to a fixed number
 FlashMLA's tile scheduler.)
 
 The device deals, from lengths that only it knows (`decode/line.py`, `decode/segments.py`); the host decides how
-many CTAs there are. A *part* is what one CTA, or one pair of CTAs, gets; the device calls who gets it a worker.
-Standard library only."""
+many CTAs there are. A *worker* is one CTA, or one pair of CTAs. Standard library only."""
 
 from __future__ import annotations
 
@@ -88,11 +87,11 @@ def longest_single(deal: Deal, tiling: RowTiling, batch: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class DecodePlan:
-    """What the host fixes for a call. parts: CTAs (or pairs) launched. records: of RECORD_BYTES each, first in the
+    """What the host fixes for a call. workers: CTAs (or pairs) launched. records: of RECORD_BYTES each, first in the
     workspace. slots: partial results, each of min(row_tile, rows) rows, that it then has room for in float32; kernels
     that keep them in fewer bytes find room for more."""
 
-    parts: int
+    workers: int
     row_tile: int
     row_tiles: int
     records: int
@@ -115,7 +114,7 @@ def plan_decode(
     is split, so that no result depends on what else there is to deal, and the workspace has no slots. wide: as
     `deal_of` has it; the workspace is never larger for it.
 
-    Parts are as many as the GPU runs at once, fewer when `max_seq_len` keys per request cannot occupy them. The
+    Workers are as many as the GPU runs at once, fewer when `max_seq_len` keys per request cannot occupy them. The
     workspace never exceeds the callers' formula, sm_count * heads * max(8, q_len) * 513 * 4 bytes; where less would do
     (few units, short contexts), it is less."""
     # Contexts grow with every step: powers of two keep the number of different plans small.
@@ -147,13 +146,13 @@ def _plan(
         longest = units * (deal.overhead + tiles + 1)
         is_single = deal.least + deal.split < tiles <= longest_single(deal, tiling, batch)
         groups = min(groups, max(1, -(-longest // (1 if is_single else deal.least))))
-    parts = groups * tiling.group
+    workers = groups * tiling.group
     if mixes and groups == most_groups:
-        parts = max(parts, sm_count // deal.sms)
+        workers = max(workers, sm_count // deal.sms)
     stored = min(deal.row_tile, rows)
     formula = sm_count * heads * max(CALLERS_Q_LEN, q_len) * PARTIAL_ROW * 4
-    records = parts if mixes else tiling.group * min(units, groups)
+    records = workers if mixes else tiling.group * min(units, groups)
     record_bytes, slot_bytes = records * RECORD_BYTES, stored * PARTIAL_ROW * 4
-    useful = 2 * (parts - 1) if mixes else tiling.group * (groups - 1 + min(units, groups - 1))
+    useful = 2 * (workers - 1) if mixes else tiling.group * (groups - 1 + min(units, groups - 1))
     slots = 0 if batch_invariant else min(useful, (formula - record_bytes) // slot_bytes)
-    return DecodePlan(parts, deal.row_tile, tiling.row_tiles, records, slots, record_bytes + slots * slot_bytes)
+    return DecodePlan(workers, deal.row_tile, tiling.row_tiles, records, slots, record_bytes + slots * slot_bytes)

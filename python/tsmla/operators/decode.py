@@ -334,13 +334,13 @@ def _served(call: Given, tensors: tuple) -> Served:
             if cache is not None:
                 chosen_keys.check_cache(called.get(name, name), cache)
     check_options(call)
-    parts = workspace_bytes = 0
+    workers = workspace_bytes = 0
     if batch and q_len and heads:
         plan = plan_decode(
             variant.arch, multiprocessors(device), batch, q_len, heads, call.longest, packed, call.batch_invariant,
             wide_rows(variant.row),
         )  # fmt: skip
-        parts, workspace_bytes = plan.parts if sizes["pages"] else 0, plan.workspace_bytes
+        workers, workspace_bytes = plan.workers if sizes["pages"] else 0, plan.workspace_bytes
 
     new_out, new_lse = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[out_dtype], torch.float32))
 
@@ -350,11 +350,11 @@ def _served(call: Given, tensors: tuple) -> Served:
         return functools.partial(like.new_empty, batch, q_len, *shape)
 
     numbers = {
-        "lse_factor": 1.0 if call.lse_base == 2.0 else _LN_2, "q_len": q_len, "parts": parts,
+        "lse_factor": 1.0 if call.lse_base == 2.0 else _LN_2, "q_len": q_len, "workers": workers,
         "entry_keys": 1 if call.chosen else sizes["page_size"],
     }  # fmt: skip
     return written.served(
-        DECODE, variant, call, numbers, launches=parts > 0, workspace_bytes=workspace_bytes, has_lse=variant.lse,
+        DECODE, variant, call, numbers, launches=workers > 0, workspace_bytes=workspace_bytes, has_lse=variant.lse,
         new_out=made(new_out, heads, LATENT_DIM), new_lse=made(new_lse, heads),
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Online softmax of a row that one thread holds whole: no lane talks to another.
 
-Scores stay unscaled; exponentials are base 2 with the softmax scale times log2(e) folded into one FMA per pair of
+Scores stay unscaled; exponentials are base 2 with the softmax scale times log2(e) folded into one FMA per two
 elements. A row keeps its old maximum until exponentials would grow beyond a stated bound, so that what has been
 accumulated rarely needs rescaling (FlashAttention-4, arXiv 2603.05451).
 
@@ -22,7 +22,7 @@ from cutlass.cutlass_dsl import dsl_user_op, select_
 from .exp2 import exp2_x2
 
 EMULATION_PERIOD = 16
-"""Pairs of elements among which a schedule's `emulated_pairs` are spread evenly."""
+"""Couples of elements among which a schedule's `emulated` ones are spread evenly."""
 _CHAINS = 4
 
 
@@ -124,18 +124,18 @@ def exponentials(
     found: list[Float32] = list(scores)
     scale, offsets = (scale_log2, scale_log2), (offset, offset)
 
-    def scaled_pair(index: int) -> tuple[Float32, Float32]:
+    def scaled_two(index: int) -> tuple[Float32, Float32]:
         return cute.arch.fma_packed_f32x2((scores[index], scores[index + 1]), scale, offsets)
 
     def emulate(index: int) -> Iterator[None]:
-        found[index : index + 2] = yield from exp2_x2(scaled_pair(index))
+        found[index : index + 2] = yield from exp2_x2(scaled_two(index))
 
     places = range(0, len(scores), 2)
     apart = [index for index in places if _is_emulated((first + index) // 2, emulated)]
     steps = [*map(emulate, apart), beside] if beside else []
     for index in places:
         if index not in apart:
-            for place, exponent in enumerate(scaled_pair(index), index):
+            for place, exponent in enumerate(scaled_two(index), index):
                 _advance(steps)
                 found[place] = cute.math.exp2(exponent, fastmath=True)
             _advance(steps)
@@ -157,9 +157,9 @@ def _advance(steps: list[Iterator[None]]) -> None:
         next(one, None)
 
 
-def _is_emulated(pair: int, emulated: int) -> bool:
-    """True for `emulated` of every EMULATION_PERIOD pairs, evenly spread; never for the first pair."""
-    return (pair % EMULATION_PERIOD * emulated) % EMULATION_PERIOD >= EMULATION_PERIOD - emulated
+def _is_emulated(couple: int, emulated: int) -> bool:
+    """True for `emulated` of every EMULATION_PERIOD couples of elements, evenly spread; never for the first."""
+    return (couple % EMULATION_PERIOD * emulated) % EMULATION_PERIOD >= EMULATION_PERIOD - emulated
 
 
 def sum_of(values: list[Float32], start: Float32) -> Float32:

@@ -23,20 +23,13 @@ def rows_columns(accumulator: cute.Tensor) -> cute.Tensor:
     )
 
 
-def as_operand_a(accumulator: cute.Tensor, bits: int) -> cute.Tensor:
-    """View an accumulator's registers in the order of an A fragment of elements half or a quarter as wide.
-
-    16 bits: ((2, 2, 2), m tiles, k tiles of 16). 8 bits: ((4, 2, 2), m tiles, k tiles of 32), with the columns in the
-    order in which threads hold them: within 16 columns, number 4 i + (0, 1, 2, 3) is column 2 i + (0, 1, 8, 9). B must
-    have its rows in the same order (`transpose`)."""
+def as_operand_a(accumulator: cute.Tensor) -> cute.Tensor:
+    """View an accumulator's registers in the order of an A fragment of elements of 16 bits: ((2, 2, 2), m tiles, k
+    tiles of 16)."""
     layout = accumulator.layout
     column, row, block = layout.shape[0]
     s_column, s_row, s_block = layout.stride[0]
-    blocks = {16: 2, 8: 4}[bits]
-    assert layout.shape[2] == 1 and block % blocks == 0, layout
-    if bits == 16:
-        shape, stride = (column, row, 2), (s_column, s_row, s_block)
-    else:
-        shape, stride = ((column, 2), row, 2), ((s_column, s_block), s_row, 2 * s_block)
-    shape, stride = (shape, layout.shape[1], block // blocks), (stride, layout.stride[1], blocks * s_block)
+    assert layout.shape[2] == 1 and block % 2 == 0, layout
+    shape = (column, row, 2), layout.shape[1], block // 2
+    stride = (s_column, s_row, s_block), layout.stride[1], 2 * s_block
     return cute.make_tensor(accumulator.iterator, cute.make_layout(shape, stride=stride))

@@ -32,20 +32,15 @@ def lowest_reference(scale_log2: Float32) -> Float32:
 
 @cute.jit
 def exceeds(
-    scores: cute.Tensor,
-    reference: cute.Tensor,
-    row_sum: cute.Tensor,
-    parts: cutlass.Constexpr[int],
-    scale_log2: Float32,
-    probabilities: cutlass.Constexpr[Probabilities],
+    scores: cute.Tensor, reference: cute.Tensor, scale_log2: Float32, probabilities: cutlass.Constexpr[Probabilities]
 ) -> Boolean:
-    """Whether one of this lane's `scores` (rows, columns) must move its row's reference, which is rare. `row_sum` is
-    this lane's part of the rows' sums, one of `parts` that are about as large."""
+    """Whether one of this lane's `scores` (rows, columns) must move its row's reference, which is rare."""
+    assert probabilities.heavy is None, probabilities
     beyond = Boolean(False)
     for row in cutlass.range_constexpr(cute.size(reference)):
         highest = scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0)
         above = (highest - reference[row]) * scale_log2
-        beyond = beyond or probabilities.exceeds(above, row_sum[row], parts)
+        beyond = beyond or above > probabilities.slack
     return beyond
 
 
@@ -59,7 +54,7 @@ def move_reference(
     may_hide_row: cutlass.Constexpr = False,
 ) -> None:
     """Move the references of `scores` (rows, columns) to the rows' maxima. `reference` is unscaled and equal on the
-    quad; `row_sum` is this lane's part, or None for a caller that rescales it by itself. `rescale` is the factor that
+    quad; `row_sum` is this lane's share, or None for a caller that rescales it by itself. `rescale` is the factor that
     earlier output rows must be multiplied by, 1 where nothing moved."""
     for row in cutlass.range_constexpr(cute.size(reference)):
         highest = quad_max(scores[row, None].load().reduce(cute.ReductionOp.MAX, reference[row], 0))

@@ -38,7 +38,7 @@ def exponentiate(
 ) -> None:
     """Replace `scores` (rows, columns) by exp(scale * (score - new row maximum)) and update the running state.
 
-    `row_max` is unscaled and equal on the quad; `row_sum` is this lane's part. `rescale` receives the factor that
+    `row_max` is unscaled and equal on the quad; `row_sum` is this lane's share. `rescale` receives the factor that
     earlier output rows must be multiplied by (not written when `is_first`). With `may_hide_row`, rows that have seen
     only -inf stay finite: their maximum counts as 0.
     """

@@ -26,8 +26,8 @@ AHEAD = 2
 
 
 @cute.jit
-def widen(source: cute.Tensor, target: cute.Tensor, part: Int32, parts: cutlass.Constexpr[int]) -> None:
-    """Set target[key, dim] = source[key, dim] of all dims and every block of keys that is number `part` of `parts`; all
+def widen(source: cute.Tensor, target: cute.Tensor, share: Int32, shares: cutlass.Constexpr[int]) -> None:
+    """Set target[key, dim] = source[key, dim] of all dims and each block of keys in share `share` of `shares`; all
     lanes of a warp call it. Both tiles have their dims contiguous, ROW_BYTES of a key in a row; the next dims lie
     behind all keys. Two halves of a warp have every other vector of the same rows."""
     keys, dims = cute.size(source, mode=[0]), cute.size(source, mode=[1])
@@ -37,7 +37,7 @@ def widen(source: cute.Tensor, target: cute.Tensor, part: Int32, parts: cutlass.
     read = source.iterator.toint() + (row ^ half * VECTOR_BYTES)
     write = target.iterator.toint() + (row ^ half * (2 * VECTOR_BYTES))
     blocks = keys // BLOCK_KEYS
-    for block in cutlass.range(part, blocks * (dims // ROW_BYTES), parts, unroll=1):
+    for block in cutlass.range(share, blocks * (dims // ROW_BYTES), shares, unroll=1):
         start = block * (BLOCK_KEYS * ROW_BYTES)
         skipped = block // blocks * (keys * ROW_BYTES)  # a row of the source makes two of the target
         _widen_row(source.element_type, read + start, write + start + skipped, keys)
@@ -56,7 +56,7 @@ def _widen_row(dtype: type[cutlass.Numeric], read: Int32, write: Int32, keys: in
             for half in range(2):
                 second, vector = divmod(4 * (index - AHEAD) + half, ROW_BYTES // VECTOR_BYTES)
                 wide = cute.make_rmem_tensor(4, Int32)
-                for pair in range(2):
-                    wide[2 * pair], wide[2 * pair + 1] = widened(words[2 * half + pair], dtype)
+                for word in range(2):
+                    wide[2 * word], wide[2 * word + 1] = widened(words[2 * half + word], dtype)
                 place = (write ^ vector * VECTOR_BYTES) + second * (keys * ROW_BYTES)
                 cute.autovec_copy(wide, shared_vector(Int32, place))

@@ -62,8 +62,8 @@ class AttentionKernel:
         scale_log2: Float32,
         ending: Ending,
     ):
-        """Launch attention on `given.parts` CTAs or pairs. given: what the call's table lists, by name; `scale_log2` is
-        its softmax scale times log2(e)."""
+        """Launch attention on `given.workers` CTAs or pairs. given: what the call's table lists, by name; `scale_log2`
+        is its softmax scale times log2(e)."""
         geometry = self.geometry
         batch, q_len, heads, _ = given.query.shape
         rows = batch * q_len * heads
@@ -101,11 +101,11 @@ class AttentionKernel:
         scales = RowScales(given.scale_cache, given.query_scales) if const_expr(geometry.row.scales) else None
         out = cute.make_tensor(given.out.iterator, cute.make_layout((rows, values), stride=(values, 1)))
         results = RowResults(out, log_sums_of(given.lse), partials, ending)
-        terms = terms_of(geometry.deal, view, heads, given.parts, partials.slots)
+        terms = terms_of(geometry.deal, view, heads, given.workers, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
         listed = source if const_expr(geometry.gathers) else source.table
         kernel = self.kernel(query, maps, v_maps, given.kv_cache, scales, listed, view, terms, results, scale_log2)
-        ctas = geometry.ctas * given.parts
+        ctas = geometry.ctas * given.workers
         launch(kernel, given, ctas, self.schedule.threads, geometry.shared_bytes, geometry.ctas)
 
     @cute.kernel

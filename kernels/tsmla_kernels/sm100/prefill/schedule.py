@@ -29,8 +29,8 @@ class PrefillSchedule:
     softmax_registers: int
     correct_registers: int
     issue_registers: int
-    emulated_pairs: int
-    """Pairs of exponentials, out of every 16, that are computed on the FMA pipes instead of the exponential unit."""
+    emulated: int
+    """Couples of exponentials, out of every 16, that are computed on the FMA pipes instead of the exponential unit."""
     maximum_on_load: bool
     """Whether tcgen05.ld gives the maximum of what it loads."""
 
@@ -88,7 +88,7 @@ class PrefillSchedule:
         """Whether exponentials stay behind the wait for their turn, and in the order of their columns: ptxas has no
         reason to keep them so, and brings forward what is computed on the FMA pipes (kernels/log/blackwell-prefill.md).
         """
-        return self.plan.crossed and self.emulated_pairs > 0
+        return self.plan.crossed and self.emulated > 0
 
     @property
     def softmax(self) -> Role:
@@ -172,4 +172,4 @@ class PrefillSchedule:
         softmax = self.plan.query_tiles * self.softmax_registers
         total = WARPGROUP * (softmax + self.correct_registers + self.issue_registers)
         assert total <= self.threads * registers_at_launch(self.threads), f"{total} registers: {self}"
-        assert 0 <= self.emulated_pairs <= 16, self
+        assert 0 <= self.emulated <= 16, self

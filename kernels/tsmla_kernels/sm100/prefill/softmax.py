@@ -211,7 +211,7 @@ def _step(
                 scores = mask_row(scores, row.visible - tile_at(row.work, row.start + event) * tile_kv)
             else:
                 scores = mask_missing(scores, seen_keys(words, row.visible - tile_of(visit) * tile_kv))
-        seen = row_maximum(scores, nan=row.schedule.emulated_pairs > 0)
+        seen = row_maximum(scores, nan=row.schedule.emulated > 0)
     if const_expr(row.geometry.plan.crossed):
         tmem.fence_before()
         if const_expr(is_first):
@@ -224,7 +224,7 @@ def _step(
         factor = rescale_factor(state.maximum, maximum, row.scale_log2, may_hide_row)
         _tell_factor(row, factor, event - 1)
         total = state.total * factor
-    if const_expr(row.schedule.emulated_pairs > 0):
+    if const_expr(row.schedule.emulated > 0):
         total = nan_or(total, seen)
     offset = offset_of(maximum, row.scale_log2, row.probabilities.bias, may_hide_row)
     if const_expr(row.geometry.plan.crossed):
@@ -245,7 +245,7 @@ def _make_early_and_late(
     values = []
     for chunk in cutlass.range_constexpr(0, tile_kv, STORED_COLUMNS):
         stored = exponentials(
-            scores[chunk : chunk + STORED_COLUMNS], row.scale_log2, offset, chunk, row.schedule.emulated_pairs
+            scores[chunk : chunk + STORED_COLUMNS], row.scale_log2, offset, chunk, row.schedule.emulated
         )
         tmem.store(stored_at + chunk * dtype.width // 32, packed_words(stored, dtype))
         values += stored
@@ -278,10 +278,10 @@ def _make_all(
             row.scale_log2,
             offset,
             group,
-            row.schedule.emulated_pairs,
+            row.schedule.emulated,
             _packed_and_added(made, dtype, words, sums),
         )
-        ends.append(made[-3])  # the exponential unit's last one: the pair behind it is an emulated one
+        ends.append(made[-3])  # the exponential unit's last one: what is behind it is emulated
         if const_expr(group + GROUP == tile_kv - last):
             row.shared.turns.hand_over(4 * row.tile + row.warp, behind=ends[-1] if const_expr(in_order) else None)
     run_out(_packed_and_added(made, dtype, words, sums))

@@ -67,7 +67,7 @@ class DecodeKernel:
         source = self._source(given)
         kept = self.kernels[form].geometry.partial_rows
         partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view, kept)
-        terms = terms_of(self.deal, view, heads, given.parts, partials.slots)
+        terms = terms_of(self.deal, view, heads, given.workers, partials.slots)
         view = on_the_line(self.deal, view, terms)
         results = Results(given.out, log_sums_of(given.lse), partials, ending_of(given, heads))
         dealt = (view, terms, results, given.softmax_scale)

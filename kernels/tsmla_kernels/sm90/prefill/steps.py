@@ -15,7 +15,6 @@ from ...parts.hopper.mask import mask_scores
 from ...parts.hopper.softmax import exponentiate, scale_rows
 from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
-from ...parts.warp import QUAD
 from ...prefill.tile_scheduler import QueryTile
 from ...prefill.work_range import WorkRange, is_partial, tile_at, tile_of
 from .key_mask import MaskedRows, hide, read_words
@@ -129,9 +128,7 @@ def _softmax(
     moves = Boolean(True)
     if const_expr(state.policy.lazy):
         if const_expr(not is_first):
-            beyond = lazy_softmax.exceeds(
-                view, state.rows.reference, state.rows.total, QUAD, state.scale_log2, state.precision
-            )
+            beyond = lazy_softmax.exceeds(view, state.rows.reference, state.scale_log2, state.precision)
             moves = cute.arch.vote_any_sync(beyond)
         may_hide_row = may_hide_row and state.precision.values.bits == 16  # those of 8 bits have NO_KEYS
         if moves:
@@ -152,7 +149,7 @@ def _softmax(
 @cute.jit
 def _round(state: PrefillState, scores: cute.Tensor):
     dtype = state.probabilities.element_type
-    state.probabilities.store(as_operand_a(scores, 16).load().to(dtype))
+    state.probabilities.store(as_operand_a(scores).load().to(dtype))
     if const_expr(state.policy.lazy):
         mma.pin(state.probabilities)
 

@@ -66,17 +66,16 @@ class Attending(NamedTuple):
 def attend_few(geometry: cutlass.Constexpr[FewRowsGeometry], shared: Shared, attending: Attending) -> None:
     """Attend every task, as one of two teams."""
     team = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP // 32) - 1
-    for_each_task(shared.dealt, functools.partial(_attend_if_shared, geometry, shared, attending, team), Int32(0))
+    for_each_task(shared.dealt, functools.partial(_attend_if_shared, geometry, shared, attending, team))
 
 
 @cute.jit
 def _attend_if_shared(
     geometry: cutlass.Constexpr[FewRowsGeometry], shared: Shared, attending: Attending, team: Int32, number: Int32,
-    task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    task: Task,
+) -> None:  # fmt: skip
     if (team == 0) | (not is_alone(task)):
         _attend_task(geometry, shared, attending, team, number, task)
-    return kept
 
 
 @cute.jit

@@ -44,19 +44,18 @@ def gather_few(
 ) -> None:  # fmt: skip
     """Gather half of every tile's rows, as warp number `gatherer`. scales: those of keys, where they lie apart."""
     act = functools.partial(_gather_task, source, scales, shared, geometry, view, heads, gatherer)
-    for_each_task(shared.dealt, act, Int32(0))
+    for_each_task(shared.dealt, act)
 
 
 @cute.jit
 def _gather_task(
     source: ListedKeys, scales: cute.Tensor | None, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
-    view: Visibility, heads: Divisor, gatherer: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    view: Visibility, heads: Divisor, gatherer: cutlass.Constexpr[int], number: Int32, task: Task,
+) -> None:  # fmt: skip
     viewers = viewers_of(view, task, heads)
     mine = lane_keys(source, viewers, task.first_tile * TILE_KV + gatherer * SHARE + cute.arch.lane_idx(), SHARE)
     act = functools.partial(_gather_tile, source, scales, shared, geometry, gatherer)
     for_each_tile(mine, task.tiles, TILE_KV, task.first_count, act)
-    return kept
 
 
 @cute.jit

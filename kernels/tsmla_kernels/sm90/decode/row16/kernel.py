@@ -66,7 +66,7 @@ class FewRowsKernel:
     @cute.jit
     def launch(self, told: tuple, given):
         """Launch attention. told: the kernel's arguments."""
-        launch(self.kernel(*told), given, given.parts, self.schedule.threads, self.geometry.shared_bytes)
+        launch(self.kernel(*told), given, given.workers, self.schedule.threads, self.geometry.shared_bytes)
 
     @cute.kernel
     def kernel(

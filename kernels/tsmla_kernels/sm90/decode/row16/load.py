@@ -39,14 +39,14 @@ def load_apart(
     places: tuple, key_source: KeySource, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry]
 ) -> None:
     """Load every task from a cache whose pieces lie apart, by one warp; `places` as `places_of` gives them."""
-    for_each_task(shared.dealt, functools.partial(_load_apart, places, key_source, shared, geometry), Int32(0))
+    for_each_task(shared.dealt, functools.partial(_load_apart, places, key_source, shared, geometry))
 
 
 @cute.jit
 def _load_apart(
     places: tuple, key_source: KeySource, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
-    number: Int32, task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    number: Int32, task: Task,
+) -> None:  # fmt: skip
     """Load every tile of a task.
     Boxes of 16 keys that nobody sees, or whose page does not exist, are read beyond the last page, where everything is
     zero."""
@@ -77,7 +77,6 @@ def _load_apart(
                         atom, source[None, box_place, box_page], target[None, box, stage], tma_bar_ptr=barrier,
                         cache_policy=policy,
                     )  # fmt: skip
-    return kept
 
 
 @cute.jit
@@ -85,14 +84,14 @@ def load_few(
     cache: cute.Tensor, key_source: KeySource, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry]
 ) -> None:
     """Load every task from `cache` [pages, page size, bytes of a row], by one warp."""
-    for_each_task(shared.dealt, functools.partial(_load_rows, cache, key_source, shared, geometry), Int32(0))
+    for_each_task(shared.dealt, functools.partial(_load_rows, cache, key_source, shared, geometry))
 
 
 @cute.jit
 def _load_rows(
     cache: cute.Tensor, key_source: KeySource, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
-    number: Int32, task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    number: Int32, task: Task,
+) -> None:  # fmt: skip
     """Load every tile of a task. Boxes of 16 keys that nobody sees, or whose page does not exist, become zeros."""
     wanted = wanted_of(key_source, task, BOXES)
     lookup = look_up(wanted)
@@ -113,7 +112,6 @@ def _load_rows(
                 _copy(stage, cute.domain_offset((page, row, 0), cache).iterator, geometry.stage_bytes, full)
         else:
             _load_boxes(cache, key_source, geometry, wanted, lookup, index, stage, full)
-    return kept
 
 
 @cute.jit

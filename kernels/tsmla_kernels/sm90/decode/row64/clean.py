@@ -12,7 +12,7 @@ from ....parts.alignment import wipe_vector
 from ....parts.division import Divisor, quotient, remainder
 from ....parts.keys.source import BOX_KEYS
 from ....parts.keys.visible import Viewers, Visibility, hides, seen_by_any, viewers_of
-from ..work.task import Task, border_tile, for_each_task
+from ..work.task import Task, border_tile, count_over_tasks
 from .geometry import GROUP_ROWS, DecodeGeometry
 from .storage import Shared
 
@@ -20,7 +20,7 @@ from .storage import Shared
 @cute.jit
 def clean(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility, heads: Divisor) -> None:
     """Clean the border tiles of every task."""
-    for_each_task(shared.dealt, functools.partial(_clean_task, shared, geometry, view, heads), Int32(0))
+    count_over_tasks(shared.dealt, functools.partial(_clean_task, shared, geometry, view, heads))
 
 
 @cute.jit

@@ -59,7 +59,7 @@ class Row64Kernel:
         geometry = self.geometry
         cluster = geometry.ctas if geometry.ctas > 1 else None
         kernel = self.kernel(varying, *told)
-        launch(kernel, given, given.parts, self.schedule.threads, geometry.shared_bytes, cluster)
+        launch(kernel, given, given.workers, self.schedule.threads, geometry.shared_bytes, cluster)
 
     @cute.kernel
     def kernel(

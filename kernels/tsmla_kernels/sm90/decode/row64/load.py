@@ -22,7 +22,7 @@ from ....parts.keys.source import (
     wanted_of,
 )
 from ....parts.query import NO_LINES, Query, copy_rows, copy_tile
-from ..work.task import Task, border_tile, for_each_task
+from ..work.task import Task, border_tile, count_over_tasks
 from .geometry import TILE_KV, DecodeGeometry
 from .storage import Shared
 
@@ -50,7 +50,7 @@ class Loading(NamedTuple):
 @cute.jit
 def load(loading: Loading, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry]) -> None:
     """Load the strips that a loading warp has of every tile; one loads the query, too."""
-    for_each_task(shared.dealt, functools.partial(_load_task, loading, shared, geometry), Int32(0))
+    count_over_tasks(shared.dealt, functools.partial(_load_task, loading, shared, geometry))
 
 
 @cute.jit
@@ -87,7 +87,7 @@ def _load_task(
             stage = edge.stage(count)
             strips = geometry.copied_with(number)
             if const_expr(geometry.ctas > 1):
-                barrier = edge.announce_part(count, geometry.strip_bytes[-1])
+                barrier = edge.announce_copies(count, geometry.strip_bytes[-1])
             elif const_expr(shared.edges.landed is None):
                 barrier = edge.announce(count)
             else:

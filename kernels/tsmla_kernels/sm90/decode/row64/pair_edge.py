@@ -19,7 +19,7 @@ class PairEdge(WarpEdge):
     """An edge that warps of both CTAs fill, each storing its keys and copying them to the other CTA, and maybe bulk
     copies of the CTA's own. A stage is free when the warps of both CTAs have left it."""
 
-    def announce_part(self, count: Int32, size: int) -> cute.Pointer:
+    def announce_copies(self, count: Int32, size: int) -> cute.Pointer:
         """Announce that bulk copies will bring `size` bytes, which complete on the barrier returned."""
         full = self.full(self.stage(count))
         with cute.arch.elect_one():

@@ -53,14 +53,14 @@ def scaling_of(query_scales: cute.Tensor, scale_log2: Float32) -> Scaling:
 def scale_products(view: cute.Tensor, factors: cute.Tensor, folded: cute.Tensor, quad_lane: Int32) -> None:
     """Turn products (rows, columns) with a tile's keys into exponents: multiply by the scales of query and key, and add
     the logarithm of the key's. folded: `Exchange.folded` of scores and the tile's stage."""
-    for pair in cutlass.range_constexpr(cute.size(view, mode=[1]) // 2):
+    for two in cutlass.range_constexpr(cute.size(view, mode=[1]) // 2):
         scales = cute.make_rmem_tensor(4, Float32)  # of two keys, and their logarithms
-        place = folded[None, quad_lane + QUAD * pair].iterator
+        place = folded[None, quad_lane + QUAD * two].iterator
         cute.autovec_copy(cute.make_tensor(aligned(place, 16), 4), scales)
         for i in cutlass.range_constexpr(2):
             for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
-                product = view[row, 2 * pair + i]
-                view[row, 2 * pair + i] = cute.math.fma(product, scales[i] * factors[row], scales[2 + i])
+                product = view[row, 2 * two + i]
+                view[row, 2 * two + i] = cute.math.fma(product, scales[i] * factors[row], scales[2 + i])
 
 
 @cute.jit

@@ -85,9 +85,9 @@ class Exchange(NamedTuple):
 
     probabilities: that the attending warpgroups hand each other. staging: address where they stage results. references,
     row_sums: of rows, exchanged by these warpgroups. row_keys: which keys their rows see. folded: what is told of keys'
-    scales, or None: for each word [2 keys, pairs of keys, stages]; the two words that scores need lie together in 16
-    bytes. anchors: of tasks. there: where keys are gathered, which of a tile's are there, a bit for each [2 words,
-    stages]."""
+    scales, or None: for each word [2 keys, half of the tile's keys, stages]; the two words that scores need lie
+    together in 16 bytes. anchors: of tasks. there: where keys are gathered, which of a tile's are there, a bit for each
+    [2 words, stages]."""
 
     probabilities: cute.Tensor
     staging: Int32

@@ -102,15 +102,24 @@ def take_next(dealt: Dealt, number: Int32) -> tuple[Int32, Task]:
 
 
 @cute.jit
-def for_each_task(dealt: Dealt, act, kept):
-    """Call `act(number, task, kept)` for every task of this CTA, in one warp; what it returns is `kept` for the next.
-    Returns the last."""
+def for_each_task(dealt: Dealt, act) -> None:
+    """Call `act(number, task)` for every task of this CTA, in one warp."""
     number = Int32(0)
     task = take(dealt, number)
     while task.more:
-        kept = act(number, task, kept)
+        act(number, task)
         number, task = take_next(dealt, number)
-    return kept
+
+
+@cute.jit
+def count_over_tasks(dealt: Dealt, act) -> None:
+    """Call `act(number, task, count)` for every task of this CTA, in one warp; what it returns is the next one's count,
+    0 the first one's."""
+    number, count = Int32(0), Int32(0)
+    task = take(dealt, number)
+    while task.more:
+        count = act(number, task, count)
+        number, task = take_next(dealt, number)
 
 
 @cute.jit

@@ -52,14 +52,14 @@ def attend(
     """Attend every task, as one of two warpgroups."""
     mine = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP // 32) - 1
     act = functools.partial(_attend_task, geometry, shared, attending, mine)
-    for_each_task(shared.dealt, act, Int32(0))
+    for_each_task(shared.dealt, act)
 
 
 @cute.jit
 def _attend_task(
     geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, attending: Attending, mine: Int32, number: Int32,
-    task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    task: Task,
+) -> None:  # fmt: skip
     """Attend task `number` as warpgroup `mine` (0 or 1)."""
     mma_pv = attending.products.pv
     pv = mma_pv.get_slice(0)
@@ -94,7 +94,6 @@ def _attend_task(
         if tiles % 2 == 1:
             _received_tile(state, tiles - 1, 1)
     finish(state, mine, number, attending.results)
-    return kept
 
 
 @cute.jit

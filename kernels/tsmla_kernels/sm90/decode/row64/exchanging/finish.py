@@ -150,7 +150,7 @@ def _store_rows(
 
 
 @cute.jit
-def _staged_at(row: Int32, part: Int32) -> Int32:
-    """Where in eight rows 16 bytes of the 64 of a row lie, so that neither eight parts of one column nor those of two
-    rows share banks."""
-    return (4 * row + (part ^ (row >> 1 & 3))) * 16
+def _staged_at(row: Int32, vector: Int32) -> Int32:
+    """Where in eight rows a vector of 16 bytes, of the four of a row, lies, so that neither the same vectors of eight
+    rows nor all of two rows share banks."""
+    return (4 * row + (vector ^ (row >> 1 & 3))) * 16

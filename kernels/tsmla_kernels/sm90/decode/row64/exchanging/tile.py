@@ -12,7 +12,6 @@ from .....parts.hopper import mma
 from .....parts.hopper.fragment import as_operand_a, rows_columns
 from .....parts.hopper.lazy_softmax import exceeds, exponentiate, follow_reference, is_ahead, move_reference
 from .....parts.hopper.softmax import scale_rows
-from .....parts.warp import QUAD
 from ..geometry import OUTPUTS
 from ..state import DecodeState, hide, keys_there, lacks_keys, rescale_sums
 
@@ -57,15 +56,7 @@ def make_probabilities(
     again if one does, but for rows that are converted (`_supposes`): there, references are told first."""
     if const_expr(_supposes(state)):
         _exponentiate(state, scores)
-    parts = 2 * QUAD  # of a row's sum: each warpgroup has that of its own tiles
-    beyond = exceeds(
-        rows_columns(scores),
-        state.rows.reference,
-        state.rows.total,
-        parts,
-        state.scale_log2,
-        state.geometry.probabilities,
-    )
+    beyond = exceeds(rows_columns(scores), state.rows.reference, state.scale_log2, state.geometry.probabilities)
     if const_expr(follows):
         beyond = beyond or is_ahead(await_references(state, index), state.rows.reference)
     if const_expr(must_move is not False):
@@ -101,15 +92,14 @@ def _move(state: DecodeState, scores: cute.Tensor):
 
 @cute.jit
 def _exponentiate(state: DecodeState, scores: cute.Tensor):
-    """Make probabilities of tile `index`, as operand of the value product, and the sums of rows with them."""
+    """Make probabilities of `scores`, as operand of the value product, and the sums of rows with them."""
     exponentials = cute.make_rmem_tensor_like(scores)
     sums = exponentiate(
         rows_columns(scores), rows_columns(exponentials), state.rows.reference, state.rows.total, state.scale_log2,
         state.geometry.probabilities,
     )  # fmt: skip
     state.rows.next_total.store(sums.load())
-    dtype = state.own.element_type
-    state.own.store(as_operand_a(exponentials, dtype.width).load().to(dtype))
+    state.own.store(as_operand_a(exponentials).load().to(state.own.element_type))
 
 
 @cute.jit

@@ -71,14 +71,14 @@ class ConvertedStream(StoredStream):
 def convert(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility, heads: Divisor) -> None:
     """Convert the strips that this warpgroup has of every task."""
     converter = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP // 32) - 3
-    for_each_task(shared.dealt, functools.partial(_convert_task, shared, geometry, converter, view, heads), Int32(0))
+    for_each_task(shared.dealt, functools.partial(_convert_task, shared, geometry, converter, view, heads))
 
 
 @cute.jit
 def _convert_task(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], converter: Int32, view: Visibility, heads: Divisor,
-    number_of_task: Int32, task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    number_of_task: Int32, task: Task,
+) -> None:  # fmt: skip
     """Convert the strips that warpgroup `converter` has of every tile of a task, each as soon as it is there; a half is
     read while the half before is converted, if it is there by then. Values of keys that no row may see become zeros, so
     that a probability of 0 times such a value is 0; their rope pieces only reach scores, which are hidden."""
@@ -133,7 +133,6 @@ def _convert_task(
         if ahead & ((number + 1) % geometry.converted_strips == 0):
             _read_scales(geometry, scales, converter, following.first + lane.scales)
         current.ready.publish(current.count)
-    return kept
 
 
 def _together(converter: Int32) -> None:
@@ -192,9 +191,9 @@ def _write(
     values = cute.recast_tensor(words, stored).load()
     rounded = cute.make_rmem_tensor((VECTOR_BYTES * 8 // made.width, made.width // stored.width), made)
     rounded.store(multiplied(values, scale, made).reshape(rounded.shape))
-    for part in cutlass.range_constexpr(cute.size(rounded, mode=[1])):
-        vector = i * cute.size(rounded, mode=[1]) + part
-        cute.autovec_copy(rounded[None, part], shared_vector(made, first ^ vector * VECTOR_BYTES))
+    for column in cutlass.range_constexpr(cute.size(rounded, mode=[1])):
+        vector = i * cute.size(rounded, mode=[1]) + column
+        cute.autovec_copy(rounded[None, column], shared_vector(made, first ^ vector * VECTOR_BYTES))
 
 
 @cute.jit

@@ -77,16 +77,15 @@ def lines_of(geometry: DecodeGeometry, strip: int) -> tuple[Lines, int]:
 @cute.jit
 def load_queries(query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], heads: Divisor) -> None:
     """Load the query rows of every task."""
-    for_each_task(shared.dealt, functools.partial(_load_task_query, query, shared, geometry, heads), Int32(0))
+    for_each_task(shared.dealt, functools.partial(_load_task_query, query, shared, geometry, heads))
 
 
 @cute.jit
 def _load_task_query(
     query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], heads: Divisor, number: Int32,
-    task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    task: Task,
+) -> None:  # fmt: skip
     load_query(query, shared, geometry, task, heads)
-    return kept
 
 
 @cute.jit
@@ -97,14 +96,14 @@ def gather_rows(
     """Gather some strips of every tile, and load the query, if it is given. A warp has `share` keys of a tile: all, or
     those that its number in the warpgroup says."""
     act = functools.partial(_gather_task, query, keys, shared, geometry, view, heads, strips, share)
-    for_each_task(shared.dealt, act, Int32(0))
+    for_each_task(shared.dealt, act)
 
 
 @cute.jit
 def _gather_task(
     query: Query | None, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
-    heads: Divisor, strips: cutlass.Constexpr, share: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    heads: Divisor, strips: cutlass.Constexpr, share: cutlass.Constexpr[int], number: Int32, task: Task,
+) -> None:  # fmt: skip
     """Gather a task's keys."""
     viewers, own = viewers_of(view, task, heads), Int32(0)
     if const_expr(share < TILE_KV):
@@ -114,7 +113,6 @@ def _gather_task(
         load_query(query, shared, geometry, task, heads)
     act = functools.partial(_gather_tile, keys.source, shared, geometry, strips, own, min(share, 32))
     for_each_tile(mine, task.tiles, TILE_KV, task.first_count, act)
-    return kept
 
 
 @cute.jit
@@ -141,18 +139,17 @@ def tell_rows(
     source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility, heads: Divisor
 ) -> None:
     """Tell of every tile which keys are there, and hand its strips over as they land."""
-    for_each_task(shared.dealt, functools.partial(_tell_task, source, shared, geometry, view, heads), Int32(0))
+    for_each_task(shared.dealt, functools.partial(_tell_task, source, shared, geometry, view, heads))
 
 
 @cute.jit
 def _tell_task(
     source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility, heads: Divisor,
-    number: Int32, task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    number: Int32, task: Task,
+) -> None:  # fmt: skip
     viewers = viewers_of(view, task, heads)
     mine = lane_keys(source, viewers, task.first_tile * TILE_KV + cute.arch.lane_idx(), TILE_KV)
     for_each_tile(mine, task.tiles, TILE_KV, task.first_count, functools.partial(hand_over_tile, shared, geometry))
-    return kept
 
 
 @cute.jit

@@ -87,20 +87,19 @@ def gather_rope(
 ) -> None:  # fmt: skip
     """Load the query rows of every task, tell of every tile which keys are there, and gather their rope pieces."""
     act = functools.partial(_gather_task, query, source, shared, geometry, view, heads)
-    for_each_task(shared.dealt, act, Int32(0))
+    for_each_task(shared.dealt, act)
 
 
 @cute.jit
 def _gather_task(
     query: Query, source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
-    heads: Divisor, number: Int32, task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    heads: Divisor, number: Int32, task: Task,
+) -> None:  # fmt: skip
     viewers = viewers_of(view, task, heads)
     mine = lane_keys(source, viewers, task.first_tile * TILE_KV + cute.arch.lane_idx(), TILE_KV)
     load_query(query, shared, geometry, task, heads)
     act = functools.partial(_gather_tile, source, shared, geometry)
     for_each_tile(mine, task.tiles, TILE_KV, task.first_count, act)
-    return kept
 
 
 @cute.jit

@@ -38,14 +38,14 @@ def tell_scaled_rows(
 ) -> None:
     """Bring the scales of every tile's keys, tell which keys are there, and hand its strips over as they land."""
     act = functools.partial(_tell_task, shared, geometry, keys.source, keys.scales.keys, view, heads)
-    for_each_task(shared.dealt, act, Int32(0))
+    for_each_task(shared.dealt, act)
 
 
 @cute.jit
 def _tell_task(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], source: ListedKeys, scales: cute.Tensor,
-    view: Visibility, heads: Divisor, number: Int32, task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    view: Visibility, heads: Divisor, number: Int32, task: Task,
+) -> None:  # fmt: skip
     """Tell of a task's tiles, by one warp. A lane reads the scales of a tile's keys while it folds those of the tile
     before, and entries of the table a tile ahead of these."""
     if task.tiles > 0:
@@ -67,7 +67,6 @@ def _tell_task(
             shared.edges.scales.hand_over(count)
             hand_over_tile(shared, geometry, count, slots)
             slots, found = next_slots, next_found
-    return kept
 
 
 @cute.jit

@@ -43,14 +43,14 @@ def gather_stored(
 ) -> None:  # fmt: skip
     """Gather the strips that a loading warp has of every tile; one loads the query, too."""
     act = functools.partial(_gather_task, query, keys, shared, geometry, view, heads, loader)
-    for_each_task(shared.dealt, act, Int32(0))
+    for_each_task(shared.dealt, act)
 
 
 @cute.jit
 def _gather_task(
     query: Query, keys: Keys, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], view: Visibility,
-    heads: Divisor, loader: cutlass.Constexpr[int], number: Int32, task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    heads: Divisor, loader: cutlass.Constexpr[int], number: Int32, task: Task,
+) -> None:  # fmt: skip
     """Gather a task's stored rows. The warp that has the first strip tells which keys are there."""
     viewers, source = viewers_of(view, task, heads), keys.source
     mine = lane_keys(source, viewers, task.first_tile * TILE_KV + cute.arch.lane_idx(), TILE_KV)
@@ -58,7 +58,6 @@ def _gather_task(
         load_query(query, shared, geometry, task, heads)
     act = functools.partial(_gather_tile, source, shared, geometry, loader)
     for_each_tile(mine, task.tiles, TILE_KV, task.first_count, act, places=True)
-    return kept
 
 
 @cute.jit

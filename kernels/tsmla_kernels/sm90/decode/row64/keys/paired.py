@@ -46,19 +46,19 @@ BOXES = TILE_KV // BOX_KEYS
 
 class Lane(NamedTuple):
     """What this lane has of a tile: which box its warp's keys are in, and which key of the box is its own; which
-    vectors of the key's row are its own; and where the first of them lies in a strip, in bytes."""
+    of every LANES vectors of the key's row is its own; and where the first such lies in a strip, in bytes."""
 
     box: Int32
     key: Int32
-    part: Int32
+    vector: Int32
     made: Int32
 
 
 class StoredKey(NamedTuple):
-    """A key of a tile: the address of this lane's part of it, and of its scales; and whether it is there and some row
-    sees it."""
+    """A key of a tile: the address of this lane's first vector of it, and of its scales; and whether it is there and
+    some row sees it."""
 
-    part: Int64
+    vector: Int64
     scales: Int64
     there: Boolean
 
@@ -91,17 +91,16 @@ def convert_for_both(
     shared: Shared, stream: cutlass.Constexpr[PairedStream], keys: Keys, view: Visibility, heads: Divisor
 ) -> None:
     """Convert this warp's keys of every task."""
-    for_each_task(shared.dealt, functools.partial(_convert_if_any, shared, stream, keys, view, heads), Int32(0))
+    for_each_task(shared.dealt, functools.partial(_convert_if_any, shared, stream, keys, view, heads))
 
 
 @cute.jit
 def _convert_if_any(
     shared: Shared, stream: cutlass.Constexpr[PairedStream], keys: Keys, view: Visibility, heads: Divisor,
-    number: Int32, task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    number: Int32, task: Task,
+) -> None:  # fmt: skip
     if task.tiles > 0:  # else there may be no rows that could see a key
         _convert_task(shared, stream, keys, task, view, heads)
-    return kept
 
 
 @cute.jit
@@ -144,10 +143,10 @@ def _convert_task(
 def _lane(geometry: cutlass.Constexpr[DecodeGeometry]) -> Lane:
     number = cute.arch.lane_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % (WARPGROUP // 32)
-    key, part = number // LANES, number % LANES
+    key, vector = number // LANES, number % LANES
     first = own_rank() * geometry.own_keys + warp * GROUP_ROWS
-    made = first // GROUP_ROWS * GROUP_BYTES + key * SWIZZLE_BYTES + ((part * 2) ^ key) * VECTOR_BYTES
-    return Lane(first // BOX_KEYS, first % BOX_KEYS + key, part, made)
+    made = first // GROUP_ROWS * GROUP_BYTES + key * SWIZZLE_BYTES + ((vector * 2) ^ key) * VECTOR_BYTES
+    return Lane(first // BOX_KEYS, first % BOX_KEYS + key, vector, made)
 
 
 @cute.jit
@@ -165,17 +164,19 @@ def _find(
 
 
 def stored_key(geometry: DecodeGeometry, lane: Lane, row: Int64, there: Boolean) -> StoredKey:
-    """This lane's part of the key whose row is at address `row`."""
-    return StoredKey(row + lane.part * VECTOR_BYTES, row + geometry.stored.scales_offset, there)
+    """What this lane has of the key whose row is at address `row`."""
+    return StoredKey(row + lane.vector * VECTOR_BYTES, row + geometry.stored.scales_offset, there)
 
 
 @cute.jit
 def _load(geometry: cutlass.Constexpr[DecodeGeometry], row: StoredKey, strip: cutlass.Constexpr[int]) -> tuple:
-    """Start loading this lane's part of a strip: words as they are stored, the scale behind them, all 0 where the key
+    """Start loading this lane's share of a strip: words as they are stored, the scale behind them, all 0 where the key
     is not there."""
     words = []
     for pattern in cutlass.range_constexpr(PATTERNS):
-        words += load_if(row.there, row.part, strip * geometry.d_strip + pattern * (VECTOR_BYTES * LANES), VECTOR_WORDS)
+        words += load_if(
+            row.there, row.vector, strip * geometry.d_strip + pattern * (VECTOR_BYTES * LANES), VECTOR_WORDS
+        )
     words += load_if(row.there, row.scales, strip * SCALE_BYTES, 1)
     return tuple(words)
 
@@ -190,7 +191,7 @@ def _multiplied(geometry: DecodeGeometry, words: tuple) -> tuple:
 
 @cute.jit
 def _write(words: tuple, first: Int32) -> None:
-    """Write a lane's part of a strip: in each pattern, two vectors side by side."""
+    """Write a lane's share of a strip: in each pattern, two vectors side by side."""
     for vector in cutlass.range_constexpr(2 * PATTERNS):
         mine = cute.make_rmem_tensor(VECTOR_WORDS, Int32)
         for i in cutlass.range_constexpr(VECTOR_WORDS):

@@ -16,7 +16,7 @@ from .....parts.keys.scales import RowScales, anchor_of, deciding_key, fold, inv
 from .....parts.keys.source import BOX_KEYS, KeySource, Lookup, Wanted, follow, look_up, wanted_of
 from .....parts.keys.visible import Viewers, Visibility, hides, seen_by_any, viewers_of
 from ...work.ring import TASK_RING
-from ...work.task import Task, border_tile, for_each_task
+from ...work.task import Task, border_tile, count_over_tasks
 from ..clean import clean_tile
 from ..geometry import FOLDED_WORDS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
 from ..storage import Shared
@@ -47,7 +47,7 @@ def bring_scales_and_clean(
 ) -> None:
     """Bring the scales of every task's keys, and clean its border tiles."""
     act = functools.partial(_bring_task, shared, geometry, keys.source, keys.scales.keys, view, heads)
-    for_each_task(shared.dealt, act, Int32(0))
+    count_over_tasks(shared.dealt, act)
 
 
 @cute.jit

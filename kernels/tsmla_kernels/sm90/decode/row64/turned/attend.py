@@ -29,14 +29,14 @@ def attend_turned(geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, a
     """Attend every task, as one of two warpgroups."""
     mine = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP // 32) - 1
     act = functools.partial(_attend_task, geometry, shared, attending, mine)
-    for_each_task(shared.dealt, act, Int32(0))
+    for_each_task(shared.dealt, act)
 
 
 @cute.jit
 def _attend_task(
     geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, attending: Attending, mine: Int32, number: Int32,
-    task: Task, kept: Int32,
-) -> Int32:  # fmt: skip
+    task: Task,
+) -> None:  # fmt: skip
     """Attend task `number` as warpgroup `mine` (0 or 1)."""
     lane = cute.arch.lane_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32)
@@ -75,4 +75,3 @@ def _attend_task(
     for index in cutlass.range(task.tiles, unroll=1):
         moved = add_values(state, index, task.tiles, moved)
     finish(state, number, attending.results)
-    return kept

@@ -65,18 +65,19 @@ def _store_staged(
     own_warp = state.mine * (WARPGROUP // 32) + state.warp
     staging = state.shared.exchange.staging + own_warp * (STAGED_ROWS * STAGED_LINE)
     put = staging + state.quad_lane * (2 * STAGED_LINE) + (lane // 4) * 4
-    part, in_step = lane & 7, lane >> 3
+    vector, in_step = lane & 7, lane >> 3
     for group in cutlass.range_constexpr(state.geometry.tile_q // STAGED_ROWS):
         if STAGED_ROWS * group < run_for:
             _put_rows(state, put, group, factors, dtype)
             cute.arch.sync_warp()
             for step in cutlass.range_constexpr(STAGED_ROWS // 4):
                 row = 4 * step + in_step
-                place = staging + row * STAGED_LINE + ((part >> 1) ^ (row >> 1 & 3)) * (2 * WARP_DIMS) + (part & 1) * 16
+                warp_dims, second = (vector >> 1) ^ (row >> 1 & 3), vector & 1
+                place = staging + row * STAGED_LINE + warp_dims * (2 * WARP_DIMS) + second * 16
                 words = cute.make_rmem_tensor(4, Int32)
                 cute.autovec_copy(shared_vector(Int32, place), words)
                 position = STAGED_ROWS * group + row
-                start = (target[position, None].iterator + (column + part * 8)).toint()
+                start = (target[position, None].iterator + (column + vector * 8)).toint()
                 store_if(position < rows, start, 0, words)
             cute.arch.sync_warp()
 

@@ -30,19 +30,15 @@ KEY_GROUPS = TILE_KV // 16
 
 
 @cute.jit
-def score_tiles(
-    geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, attending: Attending,
-) -> None:  # fmt: skip
+def score_tiles(geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, attending: Attending) -> None:
     """Score the tiles of every task."""
-    act = functools.partial(_score_task, geometry, shared, attending)
-    for_each_task(shared.dealt, act, Int32(0))
+    for_each_task(shared.dealt, functools.partial(_score_task, geometry, shared, attending))
 
 
 @cute.jit
 def _score_task(
     geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, attending: Attending, number: Int32, task: Task,
-    kept: Int32,
-) -> Int32:  # fmt: skip
+) -> None:  # fmt: skip
     """Score the tiles of task `number`, and tell what its rows are multiplied by at their end."""
     state = begin(geometry, shared, attending, 0, task)
     tiles = task.tiles
@@ -53,7 +49,6 @@ def _score_task(
     if tiles > 0:
         shared.edges.q.release(task.loads)
     _end_rows(state, number, task, attending.results)
-    return kept
 
 
 @cute.jit
@@ -96,7 +91,7 @@ def move_references(state: DecodeState, scores: cute.Tensor, index: Int32) -> In
     exchanged, told = state.shared.edges.exchanged, state.shared.exchange.turned
     rows, count, view = state.rows, state.first_count + index, rows_columns(scores)
     stage = exchanged.stage(count)
-    beyond = exceeds(view, rows.reference, rows.total, QUAD, state.scale_log2, state.geometry.probabilities)
+    beyond = exceeds(view, rows.reference, state.scale_log2, state.geometry.probabilities)
     exchanged.wait_empty(count)
     moves = cute.arch.vote_any_sync(beyond)
     rows.rescale.fill(1.0)
@@ -150,8 +145,8 @@ def _inverses(state: DecodeState, index: Int32, group: cutlass.Constexpr[int]) -
     stage, found = state.shared.edges.scales.stage(state.first_count + index), []
     for block in cutlass.range_constexpr(2):
         inverse = cute.make_rmem_tensor(2, Float32)
-        pair = state.place.quad_lane + QUAD * (2 * group + block)
-        cute.autovec_copy(state.shared.exchange.folded[2][None, pair, stage], inverse)
+        keys = state.place.quad_lane + QUAD * (2 * group + block)
+        cute.autovec_copy(state.shared.exchange.folded[2][None, keys, stage], inverse)
         found.append(inverse)
     return tuple(found)
 

@@ -21,8 +21,8 @@ from ..storage import Shared
 KEYS_AT_ONCE = 32
 """Keys of 16 dims that one ldmatrix loads."""
 KEY_BLOCKS = TILE_KV // KEYS_AT_ONCE
-PARTS = TURNED_OUTPUTS * KEY_BLOCKS
-"""Parts of a warpgroup's value product of a tile, that have an operand of values each."""
+STEPS = TURNED_OUTPUTS * KEY_BLOCKS
+"""Steps of a warpgroup's value product of a tile: each multiplies a block of the keys for one output."""
 OPERANDS = 3
 """Operands of values in registers: one is loaded while others are multiplied."""
 
@@ -60,8 +60,8 @@ def add_values(state: Turned, index: Int32, tiles: Int32, moved: Boolean) -> Boo
     """Add the value product of tile `index` of `tiles` to this warpgroup's outputs, which are rescaled before if they
     have `moved`. The tile has been awaited, as the next one is: returns whether outputs must be rescaled for that."""
     rescale_outputs(state, index, moved)
-    for part in cutlass.range_constexpr(PARTS):
-        add_part(state, index, part)
+    for step in cutlass.range_constexpr(STEPS):
+        add_step(state, index, step)
     moved = Boolean(False)
     if index + 1 < tiles:
         moved = await_tile(state, index + 1)
@@ -78,7 +78,7 @@ def end_values(state: Turned, index: Int32):
 
 @cute.jit
 def await_values(state: Turned, index: Int32):
-    """Wait for the values of tile `index`, and load the first part."""
+    """Wait for the values of tile `index`, and load those of the first step."""
     count = state.first_count + index
     one_of(state.shared.edges.kv, state.mine).wait_full(count)
     _load_values(state, _source(state, count), 0)
@@ -94,21 +94,21 @@ def await_weights(state: Turned, index: Int32) -> Boolean:
 
 
 @cute.jit
-def add_part(state: Turned, index: Int32, part: cutlass.Constexpr[int]):
-    """Start adding part `part` of tile `index`'s value product, that of some keys, to its output; release the tile's
-    values when all have been loaded."""
+def add_step(state: Turned, index: Int32, step: cutlass.Constexpr[int]):
+    """Start step `step` of tile `index`'s value product, which adds to its output; release the tile's values when all
+    have been loaded."""
     count, keys = state.first_count + index, one_of(state.shared.edges.kv, state.mine)
     source = _source(state, count)
-    values = state.values[part % OPERANDS]
-    if const_expr(part >= OPERANDS):
+    values = state.values[step % OPERANDS]
+    if const_expr(step >= OPERANDS):
         warpgroup.wait_group(OPERANDS - 1)
-    if const_expr(part + 1 < PARTS):
-        _load_values(state, source, part + 1)
-    widen_values(state, values, state.loaded[part % 2])
-    if const_expr(part == PARTS - 1):
+    if const_expr(step + 1 < STEPS):
+        _load_values(state, source, step + 1)
+    widen_values(state, values, state.loaded[step % 2])
+    if const_expr(step == STEPS - 1):
         cute.arch.sync_warp()  # all lanes have loaded theirs
         keys.release(count)
-    output, block = divmod(part, KEY_BLOCKS)
+    output, block = divmod(step, KEY_BLOCKS)
     weights = state.weights[None, None, None, state.shared.edges.exchanged.stage(count)]
     mma.issue(state.pv_op, state.outputs[output], values, weights, True, block * cute.size(values, mode=[2]))
 
@@ -133,12 +133,12 @@ def columns_of(numbers: cute.Tensor, quad_lane: Int32) -> cute.Tensor:
     """Numbers of this thread's columns, of one for each column: of every 8, the two from 2 * `quad_lane` on."""
     count = cute.size(numbers) // QUAD
     found = cute.make_rmem_tensor(count, Float32)
-    for pair in cutlass.range_constexpr(count // 2):
-        place = aligned(numbers.iterator + (8 * pair + 2 * quad_lane), 8)
+    for block in cutlass.range_constexpr(count // 2):
+        place = aligned(numbers.iterator + (8 * block + 2 * quad_lane), 8)
         two = cute.make_rmem_tensor(2, Float32)
         cute.autovec_copy(cute.make_tensor(place, 2), two)
         for i in cutlass.range_constexpr(2):
-            found[2 * pair + i] = two[i]
+            found[2 * block + i] = two[i]
     return found
 
 
@@ -151,24 +151,24 @@ def scale_columns(accumulator: cute.Tensor, factors: cute.Tensor) -> None:
 
 
 @cute.jit
-def _load_values(state: Turned, source: Int32, part: cutlass.Constexpr[int]):
-    """Load part `part` of a tile's values: of a warp's 16 dims of an output, a block of the keys.
+def _load_values(state: Turned, source: Int32, step: cutlass.Constexpr[int]):
+    """Load the values of step `step` of a tile: of a warp's 16 dims of an output, a block of the keys.
 
-    ldmatrix.trans gives each lane, of a pair of dims (2p, 2p + 1), p being a quarter of the lane's number, two keys:
+    ldmatrix.trans gives each lane, of two dims (2p, 2p + 1), p being a quarter of the lane's number, two keys:
     bytes (key, key, next key, next key)."""
     dtype = state.shared.keys.strips[0].element_type
     load = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(True, 4), dtype)
-    output, block = divmod(part, KEY_BLOCKS)
+    output, block = divmod(step, KEY_BLOCKS)
     place = (source ^ (output << 4)) + block * KEYS_AT_ONCE * state.geometry.d_strip
-    cute.copy(load, shared_vector(dtype, place), cute.recast_tensor(state.loaded[part % 2], dtype))
+    cute.copy(load, shared_vector(dtype, place), cute.recast_tensor(state.loaded[step % 2], dtype))
 
 
 @cute.jit
 def widen_values(state: Turned, values: cute.Tensor, loaded: cute.Tensor):
-    """Make an operand of values that have been loaded, widened to float16: a permutation makes pairs of keys of each
-    word. Row p of the operand is dim 2p, and row p + 8 dim 2p + 1."""
+    """Make an operand of values that have been loaded, widened to float16: a permutation puts the two keys of
+    each dim together. Row p of the operand is dim 2p, and row p + 8 dim 2p + 1."""
     dtype, words = state.shared.keys.strips[0].element_type, cute.recast_tensor(values, Int32)
     for matrix in cutlass.range_constexpr(4):
-        pairs = Int32(cute.arch.prmt(loaded[matrix], Int32(0), Int32(0x3120)))
-        words[2 * matrix], words[2 * matrix + 1] = widened(pairs, dtype)
+        by_dim = Int32(cute.arch.prmt(loaded[matrix], Int32(0), Int32(0x3120)))
+        words[2 * matrix], words[2 * matrix + 1] = widened(by_dim, dtype)
     mma.pin(values)
