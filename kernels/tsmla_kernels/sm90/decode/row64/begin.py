@@ -53,7 +53,7 @@ def begin(
     query_scales = None
     if const_expr(scales is not None):
         query_scales = query_scales_of(scales.queries, task, heads, coordinates)  # on their way while the rest begins
-    reference, total, next_total, rescale, rescale_received = (cute.make_rmem_tensor(rows, Float32) for _ in range(5))
+    reference, total, rescale = (cute.make_rmem_tensor(rows, Float32) for _ in range(3))
     row_keys = shared.exchange.row_keys[None, None, mine]
     scale_log2 = softmax_scale * LOG2_E if const_expr(scales is None) else Float32(1.0)
     reference.fill(lowest_reference(scale_log2))
@@ -74,10 +74,8 @@ def begin(
     return DecodeState(
         operands=operands,
         rope_op=mma_rope.op,
-        own=None,
-        received=None,
-        outputs=(),
-        rows=RowStates(reference, total, next_total, rescale, rescale_received),
+        multiplying=None,
+        rows=RowStates(reference, total, rescale),
         place=Place(
             coordinates,
             thread,

@@ -23,13 +23,23 @@ from .storage import Shared
 
 
 class RowStates(NamedTuple):
-    """What a thread keeps of its rows: their references, their sums of exponentials so far and as the next tile leaves
-    them, and what outputs are multiplied by where references move, or follow the other warpgroup's."""
+    """What a thread keeps of its rows: their references, their sums of exponentials so far, and what outputs are
+    multiplied by where references move."""
 
     reference: cute.Tensor
     total: cute.Tensor
-    next_total: cute.Tensor
     rescale: cute.Tensor
+
+
+class Multiplying(NamedTuple):
+    """What a thread has that both scores tiles and multiplies them: probabilities of its own tile and of the other
+    warpgroup's, as operands; outputs; sums of exponentials as the next tile leaves them; and what outputs are
+    multiplied by where references follow the other warpgroup's."""
+
+    own: cute.Tensor
+    received: cute.Tensor
+    outputs: tuple
+    next_total: cute.Tensor
     rescale_received: cute.Tensor
 
 
@@ -47,14 +57,11 @@ class Place(NamedTuple):
 
 class DecodeState(NamedTuple):
     """What a step needs besides the tile number: operands, running state, positions. rope_op: the operation that
-    multiplies rope pieces. Where value products are turned, threads that score have neither outputs nor operands of
-    value products."""
+    multiplies rope pieces. multiplying: None where value products are turned, and others multiply."""
 
     operands: mma.Operands
     rope_op: object
-    own: cute.Tensor | None
-    received: cute.Tensor | None
-    outputs: tuple
+    multiplying: Multiplying | None
     rows: RowStates
     place: Place
     row_keys: cute.Tensor

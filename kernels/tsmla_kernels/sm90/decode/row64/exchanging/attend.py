@@ -29,7 +29,7 @@ from .....parts.hopper.lazy_softmax import is_ahead
 from ...work.task import Task, for_each_task
 from ..begin import Attending, begin
 from ..geometry import OUTPUTS, DecodeGeometry
-from ..state import DecodeState, start_scores
+from ..state import DecodeState, Multiplying, start_scores
 from ..storage import Shared
 from .finish import finish
 from .tile import (
@@ -66,7 +66,9 @@ def _attend_task(
     own, received = (pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))) for _ in range(2))
     output_shape = mma_pv.partition_shape_C((64, geometry.value_columns))
     outputs = tuple(cute.make_rmem_tensor(output_shape, Float32) for _ in range(OUTPUTS))
-    state = begin(geometry, shared, attending, mine, task)._replace(own=own, received=received, outputs=outputs)
+    state = begin(geometry, shared, attending, mine, task)
+    next_total, rescale_received = (cute.make_rmem_tensor_like(state.rows.total) for _ in range(2))
+    state = state._replace(multiplying=Multiplying(own, received, outputs, next_total, rescale_received))
     tiles = task.tiles
     if tiles > 0:
         shared.edges.q.wait_full(task.loads)
@@ -108,7 +110,7 @@ def _own_tile(state: DecodeState, index: Int32, mine: cutlass.Constexpr, must_mo
     end_scores(state, scores, index, False)
     make_probabilities(state, scores, index, False, must_move)
     give(state)
-    start_values(state, state.own, index, mine)
+    start_values(state, state.multiplying.own, index, mine)
     end_values(state, index, mine)
 
 
@@ -120,9 +122,9 @@ def _received_tile(state: DecodeState, index: Int32, mine: cutlass.Constexpr) ->
     follows = cute.arch.vote_any_sync(is_ahead(received, state.rows.reference))
     if follows:
         follow(state, received)
-        rescale_outputs(state, state.rows.rescale_received, index)
+        rescale_outputs(state, state.multiplying.rescale_received, index)
     receive(state, index)
-    start_values(state, state.received, index, mine)
+    start_values(state, state.multiplying.received, index, mine)
     end_values(state, index, mine)
     return follows
 
@@ -135,9 +137,9 @@ def _received_and_own_tile(state: DecodeState, index: Int32, mine: cutlass.Const
     moves = make_probabilities(state, scores, index, True)
     receive(state, index)
     give(state)
-    start_values(state, state.received, index, mine)
+    start_values(state, state.multiplying.received, index, mine)
     end_values(state, index, mine)
     if moves:
         rescale_outputs(state, state.rows.rescale, index + 1)
-    start_values(state, state.own, index + 1, mine)
+    start_values(state, state.multiplying.own, index + 1, mine)
     end_values(state, index + 1, mine)

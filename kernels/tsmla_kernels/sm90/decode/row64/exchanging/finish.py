@@ -84,7 +84,7 @@ def _end_whole(
         staging = state.shared.exchange.staging + mine * 2 * STAGED_HALF_STRIDE + state.place.warp * STAGED_HALF
         first_row = WARP_ROWS * state.place.warp
         for i in cutlass.range_constexpr(OUTPUTS):
-            output = rows_columns(state.outputs[i])
+            output = rows_columns(state.multiplying.outputs[i])
             _store_rows(rows, columns[i], output, factors, staging, first_row, task.rows)
     cute.arch.barrier(barrier_id=ROW_BARRIER + state.place.warp, number_of_threads=64)
 

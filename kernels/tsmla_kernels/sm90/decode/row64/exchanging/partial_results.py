@@ -42,7 +42,7 @@ def end_partial(
                 partial = partials.rows[task.slot, positions[row], None]
                 lane = state.place.coordinates[row, 0][1] // 2
                 for i in cutlass.range_constexpr(OUTPUTS):
-                    output = rows_columns(state.outputs[i])
+                    output = rows_columns(state.multiplying.outputs[i])
                     _store_partial_row(partial, columns[i], lane, output, row, factors[row], stored)
     for row in cutlass.range_constexpr(cute.size(factors)):
         if mine == 0 and state.place.coordinates[0, 0][1] == 0 and positions[row] < task.rows:
@@ -70,7 +70,7 @@ def _store_lifted(
             if positions[row] < run_for:
                 partial = partials.rows[task.slot, positions[row], None]
                 for i in cutlass.range_constexpr(OUTPUTS):
-                    output = rows_columns(state.outputs[i])
+                    output = rows_columns(state.multiplying.outputs[i])
                     largest = _store_in_quads(partial, columns[i], lane, output, row, stored, largest)
                 if leader and stored:
                     partials.downs[task.slot, positions[row], _block_of(state, mine)] = downs[row]
@@ -80,11 +80,11 @@ def _store_lifted(
             tries = Int32(0)
         elif tries > 0:
             for row in cutlass.range_constexpr(cute.size(downs)):
-                own = [rows_columns(state.outputs[i])[row, None] for i in range(OUTPUTS)]
+                own = [rows_columns(state.multiplying.outputs[i])[row, None] for i in range(OUTPUTS)]
                 up, down = lift_of(quad_max(largest_finite(own)))
                 downs[row] = downs[row] * down
                 for i in cutlass.range_constexpr(OUTPUTS):
-                    output = rows_columns(state.outputs[i])
+                    output = rows_columns(state.multiplying.outputs[i])
                     for column in cutlass.range_constexpr(cute.size(output, mode=[1])):
                         output[row, column] = output[row, column] * up
 

@@ -65,7 +65,7 @@ def make_probabilities(
     if moves:
         if const_expr(follows):
             follow(state, await_references(state, index))
-            rescale_outputs(state, state.rows.rescale_received, index)
+            rescale_outputs(state, state.multiplying.rescale_received, index)
         _move(state, scores)
         if const_expr(not follows):
             rescale_outputs(state, state.rows.rescale, index)
@@ -79,8 +79,8 @@ def make_probabilities(
     state.shared.edges.referenced.hand_over(state.place.warp)
     if const_expr(not _supposes(state)):
         _exponentiate(state, scores)
-    state.rows.total.store(state.rows.next_total.load())
-    mma.pin(state.own)
+    state.rows.total.store(state.multiplying.next_total.load())
+    mma.pin(state.multiplying.own)
     return moves
 
 
@@ -98,14 +98,14 @@ def _exponentiate(state: DecodeState, scores: cute.Tensor):
         rows_columns(scores), rows_columns(exponentials), state.rows.reference, state.rows.total, state.scale_log2,
         state.geometry.probabilities,
     )  # fmt: skip
-    state.rows.next_total.store(sums.load())
-    state.own.store(as_operand_a(exponentials).load().to(state.own.element_type))
+    state.multiplying.next_total.store(sums.load())
+    state.multiplying.own.store(as_operand_a(exponentials).load().to(state.multiplying.own.element_type))
 
 
 @cute.jit
 def give(state: DecodeState):
     """Hand the own probabilities to the other warpgroup."""
-    _vectors(state.own, state.shared.exchange.probabilities, state.place.thread, True)
+    _vectors(state.multiplying.own, state.shared.exchange.probabilities, state.place.thread, True)
     state.shared.edges.exchanged.hand_over(state.place.warp)
 
 
@@ -121,21 +121,21 @@ def await_references(state: DecodeState, index: Int32) -> cute.Tensor:
 
 @cute.jit
 def follow(state: DecodeState, received: cute.Tensor):
-    follow_reference(received, state.rows.reference, state.rows.rescale_received, state.scale_log2)
-    rescale_sums(state.rows.total, state.rows.rescale_received)
+    follow_reference(received, state.rows.reference, state.multiplying.rescale_received, state.scale_log2)
+    rescale_sums(state.rows.total, state.multiplying.rescale_received)
 
 
 @cute.jit
 def receive(state: DecodeState, index: Int32):
     """Receive the probabilities of a tile from the other warpgroup."""
     state.shared.edges.exchanged.wait_full(state.place.warp, state.first_count + index)
-    _vectors(state.received, state.shared.exchange.probabilities, state.place.thread, False)
+    _vectors(state.multiplying.received, state.shared.exchange.probabilities, state.place.thread, False)
 
 
 @cute.jit
 def start_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
     """Start adding a tile's value product to this warpgroup's half of the output; that of tile 0 is the output."""
-    for output, place in zip(state.outputs, state.geometry.places(mine), strict=True):
+    for output, place in zip(state.multiplying.outputs, state.geometry.places(mine), strict=True):
         stage = state.shared.edges.kv[place].stage(state.first_count + index)
         mma.issue(
             state.operands.pv_op, output, probabilities, state.operands.v[place][None, None, None, stage], index > 0
@@ -147,7 +147,7 @@ def rescale_outputs(state: DecodeState, rescale: cute.Tensor, index: Int32):
     """Rescale the output before the value product of tile `index`. Before that of tile 0 there is none, and this code
     would be as cold as it is useless."""
     if index > 0:
-        for output in state.outputs:
+        for output in state.multiplying.outputs:
             scale_rows(rows_columns(output), rescale)
 
 
