@@ -50,6 +50,19 @@ def test_flash_mla_s_sparse_prefill(arch, heads, rope):
     judge(chosen.alone, out[:, None], lse[:, None])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_the_largest_logits_of_a_sparse_prefill(arch, dtype):
+    lengths = [token * 17 % 2100 for token in range(150)]
+    chosen = make_chosen((150,), 16, 2048, dtype, page_size=1, page_gap=0, pages=3000, lengths=lengths)
+    out, largest = tsmla.tsmla_sparse_prefill(
+        chosen.query, chosen.kv_cache, chosen.indices, 0.125, topk_length=chosen.topk_length, return_max_logits=True
+    )
+    for token, keys in enumerate(chosen.alone.rows):
+        scores = chosen.query[token].double() @ keys.double().T * 0.125
+        expected = scores.amax(-1) if len(keys) else scores.new_full((16,), -torch.inf)
+        assert torch.allclose(largest[token].double(), expected, rtol=1e-4, atol=1e-4), token
+
+
 def test_flash_mla_with_sinks(arch):
     problem = make_problem(LENGTHS, 2, 16, sinks=torch.randn(16, device="cuda"))
     judge(problem, *by_flash_mla(problem, attn_sink=problem.sinks))

@@ -18,7 +18,7 @@ from tsmla import ArgumentError, UnsupportedError, tsmla_decode, tsmla_sparse_pr
 from tsmla.compat.flash_mla import flash_mla_sparse_fwd
 from tsmla.identity.arch import Arch
 from tsmla.loading import resolve
-from tsmla.operators import chosen_keys, workspace
+from tsmla.operators import chosen_keys, max_logits, workspace
 
 TOKENS, KEYS, TOP_K = 5, 40, 70
 E4M3 = torch.float8_e4m3fn
@@ -69,7 +69,7 @@ CALLS = {
         {"query": (distinct(TOKENS, HEADS, 512), distinct(TOKENS, HEADS, 64)), "kv": (ROWS[:, :512], ROWS[:, 512:])},
         {"kv_cache": (ROWS[:, None, :512], ROWS[:, None, 512:])},
     ),
-    "lengths": ({"topk_length": ints(0, 1, -3, 70, 99)}, {}),
+    "lengths": ({"topk_length": ints(0, 7, -3, 70, 99)}, {}),
     "sinks, base 2": (
         {"sinks": torch.ones(HEADS), "lse_includes_sink": True, "lse_base": 2.0, "output_scale": 0.5},
         {"lse_base": 2.0},
@@ -111,11 +111,36 @@ def test_results_and_a_workspace_that_are_given(recorder):
 @pytest.mark.parametrize("tokens, keys", [(0, KEYS), (TOKENS, 0)])
 def test_no_tokens_and_no_keys(recorder, tokens, keys):
     call = inputs(query=distinct(tokens, HEADS, 576), kv=distinct(keys, 576), indices=LISTS[:tokens])
-    out, lse = tsmla_sparse_prefill(**call, return_lse=True)
-    assert out.shape == (tokens, HEADS, 512) and lse.shape == (tokens, HEADS)
+    out, lse, largest = tsmla_sparse_prefill(**call, return_lse=True, return_max_logits=True)
+    assert out.shape == (tokens, HEADS, 512) and lse.shape == largest.shape == (tokens, HEADS)
+    assert (largest == -math.inf).all()
     assert len(recorder.launches) == (tokens > 0)
     for launch in recorder.launches:
         assert launch[-1] == 0
+
+
+@pytest.mark.parametrize("at_once", [1, 2, TOKENS])
+@pytest.mark.parametrize("name", ["rows", "rows without rope parts", "a paged cache", "pieces", "lengths"])
+def test_the_largest_logits_are_those_of_chosen_keys(recorder, monkeypatch, name, at_once):
+    """However many tokens are computed together, and with NaN in the keys that nobody chose."""
+    monkeypatch.setattr(max_logits, "_CHUNK_BYTES", at_once * TOP_K * 576 * 4)
+    call = {**inputs(), **CALLS[name][0]}
+    rows = call["kv"] if isinstance(call["kv"], torch.Tensor) else torch.cat(call["kv"], -1)
+    query = call["query"] if isinstance(call["query"], torch.Tensor) else torch.cat(call["query"], -1)
+    rows = rows.flatten(0, -2)
+    lists = torch.randint(-10, len(rows) + 10, LISTS.shape, generator=torch.Generator().manual_seed(1)).int()
+    call["indices"] = lists
+    lengths = call.get("topk_length", ints(*[TOP_K] * TOKENS)).tolist()
+    named = [own[: max(0, n)] for own, n in zip(lists.tolist(), lengths, strict=True)]
+    chosen = [[i for i in own if 0 <= i < len(rows)] for own in named]
+    rows[sorted(set(range(len(rows))) - set().union(*chosen))] = math.nan
+    out, lse, largest = tsmla_sparse_prefill(**call, return_lse=True, return_max_logits=True)
+    for token, own in enumerate(chosen):
+        scores = query[token].double() @ rows[own].double().T * 0.125
+        expected = scores.amax(-1) if own else torch.full((HEADS,), -math.inf, dtype=torch.float64)
+        assert torch.allclose(largest[token].double(), expected, rtol=1e-5), token
+    alone, again = tsmla_sparse_prefill(**call, return_max_logits=True)
+    assert alone.shape == out.shape and torch.equal(again, largest) and again.dtype is torch.float32
 
 
 def test_what_is_enough_for_any_number_of_tokens():
@@ -150,6 +175,7 @@ WRONG = {
     "sinks": ({"sinks": torch.zeros(HEADS + 1)}, r"sinks has shape \[5\]"),
     "a scale": ({"softmax_scale": math.nan}, "softmax_scale is nan"),
     "a base": ({"lse_base": 10.0}, "lse_base is 10.0"),
+    "no flag": ({"return_max_logits": 2}, "return_max_logits is 2; it must be True or False"),
     "a small workspace": ({"workspace_buffer": torch.zeros(16, dtype=torch.int8)}, "workspace_buffer has 16 bytes"),
     "an output of other tokens": ({"out": distinct(2, HEADS, 512)}, r"out has shape \[2, 4, 512\]"),
 }
@@ -212,6 +238,9 @@ def test_flash_mla_s_face_launches_what_it_does(recorder, call):
     assert variant == wanted
     alike(got, want, any_workspace=True)
     assert largest is None and out.shape == (TOKENS, HEADS, 512) and lse.shape == (TOKENS, HEADS)
+    _, largest, _ = flash_mla_sparse_fwd(**call, return_max_logits=True)
+    del operator["lse"]
+    assert torch.equal(largest, tsmla_sparse_prefill(**operator, return_max_logits=True)[1])
 
 
 def test_a_row_without_keys_has_flash_mla_s_lse(recorder, monkeypatch):

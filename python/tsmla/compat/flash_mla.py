@@ -160,9 +160,11 @@ def flash_mla_sparse_fwd(
     d_v: int = 512,
     attn_sink: torch.Tensor | None = None,
     topk_length: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, None, torch.Tensor]:
+    *,
+    return_max_logits: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Attention of query tokens to chosen keys: `tsmla_sparse_prefill` with FlashMLA's arguments and results, but for
-    the maximum of the logits, which is None.
+    the maximum of the logits, which must be asked for.
 
     Args:
         q: [s_q, heads, 576 or 512], bf16, fp16, e4m3 or e5m2, any number of heads; copied where it is not contiguous.
@@ -174,12 +176,13 @@ def flash_mla_sparse_fwd(
         d_v: 512.
         attn_sink: [heads] float32: the output is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)); the LSE is not.
         topk_length: [s_q] int32 or int64: only so many of the first of each list count.
+        return_max_logits: compute FlashMLA's second result too, which takes longer than the attention
+            (`tsmla_sparse_prefill`).
 
     Returns:
-        (out, None, lse): out [s_q, heads, 512], q's dtype or bf16 for 8 bits; lse [s_q, heads] float32, **natural
-        log**. A token without a key gives output 0 and LSE **+inf**, as FlashMLA does. FlashMLA's second result is the
-        largest scaled score of each row. The kernels here keep none that is exact, so None stands in its place and not
-        a number that would be wrong; a caller that reads it fails.
+        (out, max_logits, lse): out [s_q, heads, 512], q's dtype or bf16 for 8 bits; lse [s_q, heads] float32, **natural
+        log**. A token without a key gives output 0 and LSE **+inf**, as FlashMLA does. max_logits: [s_q, heads]
+        float32, the largest scaled score of each row, -inf without keys; None where it was not asked for.
 
     Raises what `tsmla_sparse_prefill` raises; the texts have both functions' names of an argument.
     """
@@ -194,14 +197,15 @@ def flash_mla_sparse_fwd(
         raise UnsupportedError(f"{face}: d_v is {d_v}; kernels exist for {LATENT_DIM}")
     lse = q.new_empty((sizes["s_q"], sizes["heads"]), dtype=torch.float32)
     try:
-        out: Any = tsmla_sparse_prefill(
+        results: Any = tsmla_sparse_prefill(
             translate.readable(face, "q", q), kv, indices.squeeze(1), sm_scale,
-            topk_length=topk_length, sinks=attn_sink, lse=lse,
+            topk_length=topk_length, sinks=attn_sink, lse=lse, return_max_logits=return_max_logits,
         )  # fmt: skip
     except ArgumentError as error:
         names = {"query": "q", "softmax_scale": "sm_scale", "sinks": "attn_sink"}
         raise translate.in_their_words(face, error, names) from None
-    return out, None, _with_infinity(lse, lse)
+    out, largest = results if return_max_logits else (results, None)
+    return out, largest, _with_infinity(lse, lse)
 
 
 def _with_infinity(lse: torch.Tensor, into: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from ..errors import ArgumentError
 from ..identity.support import LATENT_DIM, ROPE_DIM
 from . import checks
 from .decode import tsmla_decode
+from .max_logits import max_logits
 from .workspace import enough, scratch
 
 _OPERATOR = "tsmla_sparse_prefill"
@@ -34,11 +35,12 @@ def tsmla_sparse_prefill(
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     return_lse: bool = False,
+    return_max_logits: bool = False,
     lse_base: float = math.e,
     batch_invariant: bool = False,
     enable_pdl: bool = False,
     workspace_buffer: torch.Tensor | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Absorbed MLA attention of query tokens to the keys that each has chosen: output_scale * softmax(softmax_scale * q
     k^T) v.
 
@@ -64,18 +66,18 @@ def tsmla_sparse_prefill(
         out: [tokens, heads, 512] to write into: query's dtype, bf16 for 8 bits.
         lse: [tokens, heads] float32 to write the LSE into, with any strides.
         return_lse: also return the LSE.
+        return_max_logits: also return the largest softmax_scale * q k^T of each row. No kernel keeps it: torch gathers
+            the keys again, in float32, which takes several times as long as the attention, and 128 MiB.
         lse_base: math.e, or 2.
         batch_invariant: a token's results have the same bits whatever other tokens are in the call.
         enable_pdl: launch with programmatic dependent launch.
         workspace_buffer: scratch memory of `decode_workspace_size(tokens, 1, heads, top_k)` bytes. When None, it is
             allocated, from torch's allocator: up to 35 MB on an H200 for many tokens of 64 heads or more.
 
-    The maximum of the logits is not computed: no kernel keeps it exactly. The LSE bounds it, from above and, less the
-    logarithm of the number of keys, from below.
-
     Returns:
-        out, or (out, lse) with lse [tokens, heads] float32, **natural log** (log2 with lse_base=2). A token without a
-        key gives output 0 and LSE -inf.
+        out, or a tuple: out; lse, if asked for, [tokens, heads] float32, **natural log** (log2 with lse_base=2); the
+        largest logits, if asked for, [tokens, heads] float32, without logarithm or sinks. A token without a key gives
+        output 0, LSE -inf and a largest logit of -inf.
 
     Raises:
         ArgumentError: an argument is of the wrong device, dtype, shape, stride or value; the text names it.
@@ -86,6 +88,7 @@ def tsmla_sparse_prefill(
     traced = is_dynamo_compiling()
     if not traced:
         _check_query(pieces)
+        return_max_logits = checks.flag(_OPERATOR, "return_max_logits", return_max_logits)
     latent = pieces[0]
     if workspace_buffer is None and traced:  # sizes may be symbols, which a plan would compare
         workspace_buffer = latent.new_empty(enough(latent.device, latent.shape[1]), dtype=torch.int8)
@@ -114,8 +117,15 @@ def tsmla_sparse_prefill(
         "indices": indices,
         "topk_length": topk_length,
     }
-    if traced:
-        return tsmla_decode(**arguments)
+    results: Any = tsmla_decode(**arguments) if traced else _called(arguments)
+    if not return_max_logits:
+        return results
+    largest = max_logits(query, arguments["kv_cache"], indices, softmax_scale, topk_length)
+    return (*results, largest) if return_lse else (results, largest)
+
+
+def _called(arguments: dict[str, Any]) -> Any:
+    """Call `tsmla_decode`, and say in this function's words what it says of wrong arguments."""
     try:
         return tsmla_decode(**arguments)
     except ArgumentError as error:
