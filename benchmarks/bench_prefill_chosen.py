@@ -2,14 +2,15 @@
 
     python -m benchmarks prefill-chosen [--seconds S] [--quick] [--heads N ...] [--formats F ...]
 
-Each of QUERIES query tokens chooses TOP_K random keys of 8,192 or of 65,536, without causality. Times are of replayed
-graphs, as those of bench_decode.py. Where vLLM is installed, its FlashMLA (bf16, 64 or 128 heads, fewer filled up) runs
-in turn with tsmla's.
+Each of QUERIES query tokens chooses TOP_K random keys of 8,192 or of 65,536, without causality. Rows are of bf16, of
+656 bytes for a bf16 query, or of e4m3 for an e4m3 query. Times are of replayed graphs, as those of bench_decode.py.
+Where vLLM is installed, its FlashMLA (bf16, 64 or 128 heads, fewer filled up) runs in turn with tsmla's.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -25,6 +26,7 @@ from .protocol import Candidate, Monitor
 QUERIES = 4096
 SHAPES = tuple((keys, heads) for keys in (8192, 65536) for heads in (128, 64, 16))
 """(keys, heads)."""
+FORMATS = ("bf16", "fp8_ds_mla", "e4m3")
 
 
 def ours(case: Case, kv: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -48,8 +50,14 @@ def ours(case: Case, kv: torch.Tensor) -> Callable[[], torch.Tensor]:
 def launches(case: Case, formats: Collection[str]) -> dict[str, Callable[[], torch.Tensor]]:
     """Return launches by name, of ours and, where vLLM is installed, of its FlashMLA."""
     rows = case.cache.flatten(0, 1)
-    keys = {"bf16": rows, "fp8_ds_mla": case.whole}
-    found = {name: ours(case, keys[name]) for name in formats}
+    found = {}
+    if "bf16" in formats:
+        found["bf16"] = ours(case, rows)
+    if "fp8_ds_mla" in formats:
+        found["fp8_ds_mla"] = ours(case, case.whole)
+    if "e4m3" in formats:
+        rounded = dataclasses.replace(case, query=case.query.to(torch.float8_e4m3fn))
+        found["e4m3"] = ours(rounded, rows.to(torch.float8_e4m3fn))
     if vllm_wheel.installed():
         found["FlashMLA sparse"] = vllm_wheel.flash_mla_chosen_prefill(
             case.query, rows, case.indices, case.scale, case.lengths
@@ -61,8 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser, seconds=1.0)
     parser.add_argument("--quick", action="store_true", help="isolated launches only")
     parser.add_argument("--heads", type=int, nargs="+", help="only shapes with so many heads")
-    formats = ("bf16", "fp8_ds_mla")
-    parser.add_argument("--formats", nargs="+", default=formats, choices=formats, help="formats of our rows")
+    parser.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS, help="formats of our rows")
 
 
 def run(options: argparse.Namespace) -> None:

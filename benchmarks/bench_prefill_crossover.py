@@ -4,9 +4,9 @@
 
 Each query chooses TOP_K random keys of those that it sees; the same lists go to all candidates. Masked: tsmla_key_mask
 turns the lists into a mask, and tsmla_prefill reads all keys, expanded, in two head dims and two dtypes. Lists:
-tsmla_sparse_prefill gathers rows of the latent cache in two formats, as does FlashMLA's sparse prefill (bf16, 64 or 128
-heads, fewer filled up) where vLLM is installed. What lies before and behind attention is not timed: a mask needs keys
-and values expanded from the latent rows, lists need queries and outputs projected to and from them.
+tsmla_sparse_prefill gathers rows of the latent cache, in three formats, as does FlashMLA's sparse prefill (bf16, 64 or
+128 heads, fewer filled up) where vLLM is installed. What lies before and behind attention is not timed: a mask needs
+keys and values expanded from the latent rows, lists need queries and outputs projected to and from them.
 
 SHAPES are whole prompts, and the last queries of longer ones. Launches are replayed graphs, without pauses.
 """
@@ -26,6 +26,7 @@ from .bench_decode_chosen import MAX_DIFFERENCE, TOP_K
 from .bench_decode_chosen import Case as ChosenCase
 from .bench_prefill import DIMS, DTYPES
 from .bench_prefill import Case as DenseCase
+from .bench_prefill_chosen import FORMATS
 from .bench_prefill_masked import masked, random_lists
 from .protocol import Candidate, Monitor
 
@@ -36,7 +37,6 @@ SHAPES = (*((keys, keys) for keys in PROMPTS), *((LAST, keys) for keys in CONTEX
 """(queries, keys)."""
 MASKED = tuple((dims, dtype) for dims in DIMS for dtype in ("bf16", "e4m3"))
 """(columns of a query, dtype)."""
-FORMATS = ("bf16", "fp8_ds_mla")
 
 
 def by_masks(

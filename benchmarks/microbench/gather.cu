@@ -1,6 +1,7 @@
 // Gathers of whole rows into shared memory, from a cold L2: lists of 2,048 rows chosen at random of 131,072, dealt to
 // all SMs, by cp.async (16 bytes a lane) and by bulk copies (a row each). Nothing reads what was gathered, so the rate
-// is the most that a kernel of so many lists can hope for. "in order": the lists name rows one behind the other.
+// is the most that a kernel of so many lists can hope for. "in order": the lists name rows one behind the other. With an
+// argument: lists of a prompt's tokens, of fewer rows ("of N"), most of which come from L2.
 //
 // Times are between events around a launch, as those of `python -m benchmarks decode-chosen`: launching is part of
 // them. A result's name ends in warps x stages of a warp's ring x rows of a stage.
@@ -10,6 +11,7 @@
 #include <random>
 
 constexpr u32 kSlots = 131072, kListRows = 2048, kRounds = 30;
+constexpr u32 kPromptLists = 4096, kPromptRounds = 10;
 
 struct Work {
   const char* cache;
@@ -140,18 +142,18 @@ std::vector<char> random_rows() {
   return rows;
 }
 
-// Slots of so many lists; a list has none twice.
-std::vector<int> lists_of(u32 lists, bool in_order) {
-  std::vector<int> all(kSlots), chosen;
+// Slots of so many lists, of the first `slots`; a list has none twice.
+std::vector<int> lists_of(u32 lists, u32 slots, bool in_order) {
+  std::vector<int> all(slots), chosen;
   std::iota(all.begin(), all.end(), 0);
   std::mt19937 random(1);
   for (u32 list = 0; list < lists; list++) {
     for (u32 i = 0; i < kListRows; i++) {
       if (in_order) {
-        chosen.push_back(int((list * kListRows + i) % kSlots));
+        chosen.push_back(int((list * kListRows + i) % slots));
         continue;
       }
-      std::swap(all[i], all[i + random() % (kSlots - i)]);
+      std::swap(all[i], all[i + random() % (slots - i)]);
       chosen.push_back(all[i]);
     }
   }
@@ -174,8 +176,29 @@ struct Way {
   const char* name;
 };
 
+struct Lists {
+  u32 count, slots, rounds;
+  bool in_order;
+};
+
+std::vector<Lists> lists_of_requests() {
+  std::vector<Lists> all;
+  for (u32 count : {1u, 2u, 4u, 8u, 16u, 32u, 64u, 128u}) all.push_back({count, kSlots, kRounds, false});
+  all.push_back({128, kSlots, kRounds, true});
+  return all;
+}
+
+std::vector<Lists> lists_of_prompts() {
+  return {{kPromptLists, 8192, kPromptRounds, false}, {kPromptLists, 65536, kPromptRounds, false}};
+}
+
+std::string name_of(Lists lists) {
+  std::string of = lists.slots == kSlots ? "" : " of " + std::to_string(lists.slots);
+  return std::to_string(lists.count) + " lists" + of;
+}
+
 template <u32 kRowBytes>
-void measure(int sms) {
+void measure(int sms, const std::vector<Lists>& all_lists) {
   std::vector<char> rows = random_rows<kRowBytes>();
   std::vector<u32> row_sums(kSlots);
   for (size_t i = 0; i < rows.size(); i += 4) row_sums[i / kRowBytes] += *reinterpret_cast<u32*>(rows.data() + i);
@@ -192,53 +215,52 @@ void measure(int sms) {
   std::vector<Way> ways = {{by_lanes<kRowBytes>, "cp_async"}, {by_bulk_copies<kRowBytes>, "bulk"}};
   for (auto [kernel, way] : ways) {
     CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 224 * 1024));
-    for (u32 lists : {1u, 2u, 4u, 8u, 16u, 32u, 64u, 128u}) {
-      for (bool in_order : {false, true}) {
-        if (in_order && lists != 128) continue;
-        std::vector<int> chosen = lists_of(lists, in_order);
-        u32 all = u32(chosen.size()), want = 0;
-        for (int slot : chosen) want += row_sums[slot];
-        Numbers<int> slots(all);
-        CHECK(cudaMemcpy(slots.device, chosen.data(), all * sizeof(int), cudaMemcpyHostToDevice));
-        for (Rings rings : kRings) {
-          u32 bytes = rings.warps * rings.stages * rings.stage_rows * kRowBytes;
-          if (bytes > 224 * 1024) continue;
-          Numbers<u32> sums(sms * rings.warps);
-          Work work{cache.device, slots.device, all, rings.stage_rows, rings.stages, sums.device};
-          kernel<<<sms, rings.warps * 32, bytes>>>(work);
-          CHECK(cudaGetLastError());
-          u32 got = 0;
-          for (u32 sum : sums.get()) got += sum;
-          if (got != want) {
-            std::fprintf(stderr, "%s gathered other rows than its lists name (%u bytes a row)\n", way, kRowBytes);
-            std::exit(1);
-          }
-          work.sums = nullptr;
-          std::vector<double> micros;
-          for (u32 round = 0; round < kRounds; round++) {
-            float ms = 0;
-            flush<<<sms * 8, 256>>>(other.device, others, sink.device);
-            CHECK(cudaEventRecord(before));
-            kernel<<<sms, rings.warps * 32, bytes>>>(work);
-            CHECK(cudaEventRecord(after));
-            CHECK(cudaEventSynchronize(after));
-            CHECK(cudaEventElapsedTime(&ms, before, after));
-            micros.push_back(ms * 1e3);
-          }
-          std::string of = "gather." + std::string(way) + (in_order ? ".in order." : ".random.") +
-                           std::to_string(kRowBytes) + "B." + std::to_string(lists) + " lists." + name_of(rings);
-          result(of, median(micros), "us");
+    for (Lists lists : all_lists) {
+      std::vector<int> chosen = lists_of(lists.count, lists.slots, lists.in_order);
+      u32 all = u32(chosen.size()), want = 0;
+      for (int slot : chosen) want += row_sums[slot];
+      Numbers<int> slots(all);
+      CHECK(cudaMemcpy(slots.device, chosen.data(), all * sizeof(int), cudaMemcpyHostToDevice));
+      for (Rings rings : kRings) {
+        u32 bytes = rings.warps * rings.stages * rings.stage_rows * kRowBytes;
+        if (bytes > 224 * 1024) continue;
+        Numbers<u32> sums(sms * rings.warps);
+        Work work{cache.device, slots.device, all, rings.stage_rows, rings.stages, sums.device};
+        kernel<<<sms, rings.warps * 32, bytes>>>(work);
+        CHECK(cudaGetLastError());
+        u32 got = 0;
+        for (u32 sum : sums.get()) got += sum;
+        if (got != want) {
+          std::fprintf(stderr, "%s gathered other rows than its lists name (%u bytes a row)\n", way, kRowBytes);
+          std::exit(1);
         }
+        work.sums = nullptr;
+        std::vector<double> micros;
+        for (u32 round = 0; round < lists.rounds; round++) {
+          float ms = 0;
+          flush<<<sms * 8, 256>>>(other.device, others, sink.device);
+          CHECK(cudaEventRecord(before));
+          kernel<<<sms, rings.warps * 32, bytes>>>(work);
+          CHECK(cudaEventRecord(after));
+          CHECK(cudaEventSynchronize(after));
+          CHECK(cudaEventElapsedTime(&ms, before, after));
+          micros.push_back(ms * 1e3);
+        }
+        std::string of = "gather." + std::string(way) + (lists.in_order ? ".in order." : ".random.") +
+                         std::to_string(kRowBytes) + "B." + name_of(lists) + "." + name_of(rings);
+        result(of, median(micros), "us");
       }
     }
   }
 }
 
-int main() {
+int main(int argc, char**) {
   int sms;
   CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
-  measure<1152>(sms);
-  measure<656>(sms);
-  measure<512>(sms);
+  std::vector<Lists> lists = argc > 1 ? lists_of_prompts() : lists_of_requests();
+  measure<1152>(sms, lists);
+  measure<656>(sms, lists);
+  if (argc > 1) measure<576>(sms, lists);
+  measure<512>(sms, lists);
   return 0;
 }

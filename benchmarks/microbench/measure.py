@@ -18,7 +18,8 @@ from pathlib import Path
 from .. import protocol, runner
 
 HERE = Path(__file__).parent
-TOPICS = ("pipes", "sync", "wgmma", "shared", "tma", "gather", "launch", "dependents")
+TOPICS = ("pipes", "sync", "wgmma", "shared", "tma", "gather", "gather-prompts", "launch", "dependents")
+"""Names of programs, some with an argument behind a hyphen."""
 TARGET = "-gencode=arch=compute_90a,code=sm_90a"
 SECONDS = 60
 """Seconds after which a topic is given up."""
@@ -57,15 +58,17 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(topic: str, scratch: Path) -> tuple[dict[str, dict[str, object]], str]:
     """Return results by name and, where it failed, what it said last."""
-    program = scratch / topic
-    command = ["nvcc", "-O3", "-std=c++17", TARGET, "-o", str(program), str(HERE / f"{topic}.cu")]
+    name, *arguments = topic.split("-")
+    program = scratch / name
+    command = ["nvcc", "-O3", "-std=c++17", TARGET, "-o", str(program), str(HERE / f"{name}.cu")]
     built = subprocess.run(command, capture_output=True, text=True)
     if built.returncode:
         return {}, built.stderr.strip()[-2000:]
     lines = scratch / f"{topic}.txt"
     with lines.open("w") as out:  # a file, so that lines before a failure are kept
         try:
-            done = subprocess.run([str(program)], stdout=out, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
+            call = [str(program), *arguments]
+            done = subprocess.run(call, stdout=out, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
             error = done.stderr.strip()[-2000:] or f"exit status {done.returncode}" if done.returncode else ""
         except subprocess.TimeoutExpired:
             error = f"no end after {SECONDS} s"
