@@ -15,35 +15,38 @@ def records() -> list[dict[str, Any]]:
 
 
 def rows(record: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield a row for each case and backend of tsmla's, beside the first backend, or the first one that shares work
-    among GPUs as this does."""
+    """Yield a row for each case and backend of tsmla's, beside the first backend, or the fastest with this one's
+    arguments, such as how GPUs share work."""
     for result in record["results"]:
         first, *others = map(Backend.parse, result["seconds"])
         for backend in others:
             if backend.name == OURS:
                 alike = [x for x in (first, *others) if x.name != OURS and x.arguments == backend.arguments]
-                yield _row(record["options"], result, (alike or [first])[0], backend)
+                beside = min(alike or [first], key=lambda x: statistics.median(result["seconds"][str(x)]))
+                yield _row(record["options"], result, beside, backend)
 
 
 def _row(options: dict[str, Any], result: dict[str, Any], first: Backend, backend: Backend) -> list[str]:
     requests, _, rest = result["case"].partition("x")
+    prompt, _, new = rest.partition("+")
     seconds = result["seconds"][str(backend)]
     drafts = options.get("speculate")
     said = [
-        f"vLLM {requests} x {rest.replace('+', ' + ')}",
+        f"vLLM {requests} x {prompt}, first token" if new == "1" else f"vLLM {requests} x {prompt} + {new}",
         "prompts cached" if options.get("cached") else "",
         "chosen keys" if options.get("sparse") else "",
         f"{drafts['method']} {drafts['num_speculative_tokens']}" if drafts else "",
-        f"{options['heads']} heads",
+        f"{options['heads']} heads" + (" of 256 columns" if options.get("dims") == 256 else ""),
         f"{options['layers']} layers",
         f"{cache_of(backend, options)} cache",
         f"{backend.gpus} GPUs" if backend.gpus > 1 else "",
         "which share contexts" if backend.arguments.get("decode_context_parallel_size", 1) > 1 else "",
         *(f"{name}={value}" for name, value in backend.environment.items()),
     ]
-    tokens = f"{int(requests) * int(rest.partition('+')[2]) / statistics.median(seconds):,.0f} tokens/s"
+    tokens = f"{int(requests) * int(new) / statistics.median(seconds):,.0f} tokens/s"
+    time, rate = (f"{statistics.median(seconds) * 1e3:,.0f} ms", "") if new == "1" else ("", tokens)
     beside = first.name if first.name != backend.name else f"{first.name}, {cache_of(first, options)} cache"
-    return [", ".join(filter(None, said)), "", tokens, beside, _ratio(result["seconds"][str(first)], seconds), ""]
+    return [", ".join(filter(None, said)), time, rate, beside, _ratio(result["seconds"][str(first)], seconds), ""]
 
 
 def cache_of(backend: Backend, options: dict[str, Any]) -> str:

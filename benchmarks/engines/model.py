@@ -5,7 +5,8 @@ draws what vLLM's own dummy weights are not: values that make attention decide t
 several GPUs divide the model.
 
 With --sparse the model has DeepSeek-V3.2's shape: each layer's indexer, as random as the rest, chooses keys. vLLM
-computes it with DeepGEMM, which compiles kernels with nvcc as they are used.
+computes it with DeepGEMM, which compiles kernels with nvcc as they are used. With --dims 256, heads and indexer have
+GLM-5's dimensions.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from typing import Any
 from . import weights
 
 OURS = "TSMLA"
+DIMS = {192: (128, 128, 64), 256: (192, 256, 32)}
+"""Columns of a query's head -> those of them without rope, those of a value's, and heads of an indexer."""
 _FORWARDED = (
-    "sparse", "heads", "layers", "kv", "cache_gib", "max_len", "max_seqs", "batched_tokens", "graphs", "fp8_prefill",
-    "speculate", "cached",
+    "sparse", "dims", "heads", "layers", "kv", "cache_gib", "max_len", "max_seqs", "batched_tokens", "graphs",
+    "fp8_prefill", "speculate", "cached",
 )  # fmt: skip
 _PARALLEL = (
     "tensor_parallel_size", "decode_context_parallel_size", "cp_kv_cache_interleave_size", "dcp_comm_backend",
@@ -100,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and ,argument=VALUE one of vLLM's, such as ,tensor_parallel_size=2,decode_context_parallel_size=2",
     )
     parser.add_argument("--sparse", action="store_true", help="keys are chosen, by a random indexer (%(default)s)")
+    parser.add_argument("--dims", type=int, choices=DIMS, default=192, help="columns of a query's head (%(default)s)")
     parser.add_argument("--kv", default="auto", help="dtype of the KV cache: auto, fp8, fp8_ds_mla (%(default)s)")
     parser.add_argument(
         "--cache-gib",
@@ -139,7 +143,8 @@ def forwarded(options: argparse.Namespace) -> dict[str, Any]:
 def label(options: argparse.Namespace) -> str:
     """Return the part of a record's name that says which model and cache it is about, and on how many GPUs."""
     gpus = max(backend.gpus for backend in options.backends)
-    return f"{options.kv}-{options.heads}-heads{'-sparse' * options.sparse}{f'-{gpus}-gpus' * (gpus > 1)}"
+    wide = f"-{options.dims}" if options.dims != 192 else ""
+    return f"{options.kv}-{options.heads}-heads{wide}{'-sparse' * options.sparse}{f'-{gpus}-gpus' * (gpus > 1)}"
 
 
 def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any, float]:
@@ -199,15 +204,16 @@ def attention(backend: Backend, options: dict[str, Any]) -> dict[str, Any]:
 def shape(options: dict[str, Any]) -> dict[str, Any]:
     """Return the model's config.json."""
     heads, layers = options["heads"], options["layers"]
+    nope, value, choosing = DIMS[options["dims"]]
     drafting = 1 if options["speculate"] and options["speculate"]["method"] == "mtp" else 0
-    indexer = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128} if options["sparse"] else {}
+    indexer = {"index_topk": 2048, "index_n_heads": choosing, "index_head_dim": 128} if options["sparse"] else {}
     version = 32 if options["sparse"] else 3
     return {
         "architectures": [f"DeepseekV{version}ForCausalLM"], "model_type": f"deepseek_v{version}",
         "torch_dtype": "bfloat16", **indexer,
         "hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": layers, "vocab_size": 32000,
         "num_attention_heads": heads, "num_key_value_heads": heads, "q_lora_rank": 1536, "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000.0,
+        "qk_nope_head_dim": nope, "qk_rope_head_dim": 64, "v_head_dim": value, "rope_theta": 10000.0,
         "max_position_embeddings": max(65536, options["max_len"]), "rms_norm_eps": 1e-6, "hidden_act": "silu",
         "attention_bias": False, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
         # Mixture-of-experts fields that the architecture asks for; all layers are dense.

@@ -180,6 +180,16 @@ def test_a_row_is_beside_the_backend_that_shares_work_among_gpus_as_it_does():
     assert divides == [model_of, "", "2 tokens/s", "FLASHMLA", "0.800", ""]
 
 
+def test_the_time_to_a_first_token_is_beside_the_fastest_backend_with_this_cache():
+    rows_of = "kv_cache_dtype=fp8_ds_mla"
+    seconds = {"SLOW": [4.0], "FAST": [2.0], f"FASTEST,{rows_of}": [0.5], "TSMLA": [1.0], f"TSMLA,{rows_of}": [1.5]}
+    options = {"heads": 64, "layers": 12, "kv": "auto", "sparse": True, "dims": 256}
+    bf16, rows = engine_tables.rows({"options": options, "results": [{"case": "1x65536+1", "seconds": seconds}]})
+    call = "vLLM 1 x 65536, first token, chosen keys, 64 heads of 256 columns, 12 layers"
+    assert bf16 == [f"{call}, bf16 cache", "1,000 ms", "", "FAST", "0.500", ""]
+    assert rows == [f"{call}, fp8_ds_mla cache", "1,500 ms", "", "FASTEST", "3.000", ""]
+
+
 class Asked:
     """Stands in for an engine: notes how many prompts it is given, and their seed."""
 

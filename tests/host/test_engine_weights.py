@@ -29,6 +29,12 @@ def test_projections_join_what_attention_has():
     assert not any("layers.2." in name or "indexer" in name for name in sizes)
 
 
+def test_wide_heads_have_the_dims_of_glm_5():
+    wide = shape("--dims", "256", "--sparse")
+    assert wide["index_n_heads"] == 32
+    assert weights.sizes(wide)["model.layers.0.self_attn.kv_b_proj.weight"] == (4 * (192 + 256), 512)
+
+
 def test_an_indexer_and_a_drafting_layer_have_weights_where_the_model_has_them():
     sizes = weights.sizes(shape("--sparse", "--speculate", "mtp:3"))
     drafting = {name.removeprefix("model.layers.2.") for name in sizes if ".layers.2." in name}
