@@ -141,8 +141,8 @@ def test_layouts_of_the_first_operand(rows_first):
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "e4m3"])
-def test_the_first_operand_in_registers(kind):
+def by_registers(kind: str, tail: str = SYNC, **options) -> tuple[np.ndarray, np.ndarray]:
+    """A product whose first operand lies in %r50 to %r53, and what it should be."""
     size, depth = torch.finfo(KINDS[kind][0]).bits // 8, KINDS[kind][1]
     a, a_values = operand(64, depth, kind, 5)
     b, b_values = operand(16, depth, kind, 6)
@@ -170,12 +170,51 @@ def test_the_first_operand_in_registers(kind):
     setp.ne.b32 %p2, 0, 0;
     wgmma.mma_async.sync.aligned.m64n16k{depth}.f32.{kind}.{kind}
         {results(16)}, {{%r50, %r51, %r52, %r53}}, %d11, %p2, 1, 1{transposed};
-    {SYNC}
+    {tail}
     """
         + save(16)
     )
-    run(body, image, out, registers, threads=128, shared=0x10000, async_mode="late", happens_before=True)
-    np.testing.assert_array_equal(gathered(out, 16), a_values @ b_values.T)
+    run(body, image, out, registers, threads=128, shared=0x10000, **options)
+    return gathered(out, 16), a_values @ b_values.T
+
+
+@pytest.mark.parametrize("kind", ["bf16", "e4m3"])
+def test_the_first_operand_in_registers(kind):
+    got, expected = by_registers(kind, async_mode="late", happens_before=True)
+    np.testing.assert_array_equal(got, expected)
+
+
+COMMIT, WAIT = "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"
+WRITES = ["mov.b32 %r50, 0;", "ld.shared.v2.b32 {%r60, %r51}, [smem];", "mov.b32 %r103, 0;"]
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize(
+    "tail", ["{write}" + COMMIT + WAIT, COMMIT + "{write}" + WAIT, COMMIT + WAIT.replace("0", "1") + "{write}" + WAIT]
+)
+def test_registers_of_a_product_are_not_written_before_its_wait(tail, write):
+    with pytest.raises(EmulationError, match="written before a wgmma.wait_group has waited for it") as caught:
+        by_registers("bf16", tail.replace("{write}", write), happens_before=True)
+    assert caught.value.kind == "race"
+
+
+@pytest.mark.parametrize("write", WRITES[:2])
+@pytest.mark.parametrize("tail", [COMMIT + WAIT, COMMIT + COMMIT + WAIT.replace("0", "1")])
+def test_registers_of_a_product_may_be_written_behind_its_wait(tail, write):
+    got, expected = by_registers("bf16", tail + write, async_mode="late", happens_before=True)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_a_product_reads_its_registers_when_it_runs():
+    got, expected = by_registers("bf16", WRITES[0] + SYNC, async_mode="late")
+    assert not np.array_equal(got, expected)
+
+
+def test_registers_of_a_product_keep_their_places_until_it_is_over():
+    others = "".join(f"mov.b32 %r{200 + i}, 7; st.shared.b32 [smem], %r{200 + i};" for i in range(20))
+    loop = f"LOOP: {COMMIT} @%p3 bra DONE; {others} mov.pred %p3, 1; bra LOOP; DONE: {WAIT}"
+    got, expected = by_registers("bf16", "mov.pred %p3, 0;" + loop, async_mode="late", poison=False)
+    np.testing.assert_array_equal(got, expected)
 
 
 def again(scale: int, signs: str = "1, 1") -> str:

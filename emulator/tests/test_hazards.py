@@ -8,6 +8,7 @@ import pytest
 from sass_kernels import assembled
 from tsmla_emulator.prove.hazards import Analysis, timed_by_scoreboards
 from tsmla_emulator.prove.latencies import Distance, Spacing, known_of, seen, too_soon
+from tsmla_emulator.prove.multiplied import multiplied
 from tsmla_emulator.run.sass.model import Instruction
 from tsmla_emulator.run.sass.uses import uses_of
 
@@ -132,3 +133,48 @@ def test_what_ptxas_leaves_once_is_no_latency():
 def test_what_follows_a_jump_by_a_table_is_looked_at():
     table = ("BRX R20 -0x10", {})
     assert found("BRA 0x30", LOAD, "FADD R11, R10, R12", table) == ["0x20 read"]
+
+
+FIRST = "HGMMA.64x8x16.F32.BF16 R24, R12, gdesc[UR4], R24"
+CLOSED = f"{FIRST}, gsb0"
+NONE_LEFT, ONE_LEFT = "WARPGROUP.DEPBAR.LE gsb0, 0x0", "WARPGROUP.DEPBAR.LE gsb0, 0x1"
+
+
+def of_products(*lines: str) -> list[str]:
+    """Address and kind of what uses a register of a product that may be under way."""
+    code = controlled(*lines)
+    return [f"{one.instruction.address:#x} {one.kind}" for one in multiplied(code, uses_of("sm_90a", code))]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [("MOV R15, R2", "overwritten"), ("MOV R27, R2", "overwritten"), ("FADD R2, R3, R24", "read"), ("MOV R2, R12", "")],
+)
+def test_registers_of_a_product_are_awaited(line, kind):
+    expected = [f"0x10 {kind}"] if kind else []
+    assert of_products(CLOSED, line) == expected
+    assert of_products(CLOSED, ONE_LEFT, line) == [one.replace("0x10", "0x20") for one in expected]
+    assert of_products(CLOSED, NONE_LEFT, line) == []
+
+
+OTHER = "HGMMA.64x8x16.F32.BF16 R40, R16, gdesc[UR4], R40, gsb0"
+
+
+def test_a_wait_leaves_the_last_groups():
+    assert of_products(CLOSED, OTHER, ONE_LEFT, "MOV R12, R2", "MOV R16, R2") == ["0x40 overwritten"]
+    assert of_products(FIRST, ONE_LEFT, "MOV R12, R2") == ["0x20 overwritten"], "its group is not closed"
+    assert of_products(FIRST, NONE_LEFT, "MOV R12, R2") == ["0x20 overwritten"]
+    assert of_products(FIRST, CLOSED, NONE_LEFT, "MOV R12, R2") == []
+
+
+def test_products_go_on_with_each_other_s_sums():
+    assert of_products(FIRST, CLOSED) == []
+    assert of_products(CLOSED, "HGMMA.64x8x16.F32.BF16 R12, R8, gdesc[UR4], R12, gsb0") == ["0x10 overwritten"]
+    assert of_products(CLOSED, "HGMMA.64x8x16.F32.BF16 R40, R24, gdesc[UR4], R40, gsb0") == ["0x10 read"]
+
+
+def test_products_are_awaited_on_every_way():
+    assert of_products(CLOSED, "@P0 BRA 0x30", NONE_LEFT, "MOV R12, R2") == ["0x30 overwritten"]
+    assert of_products("NOP", "MOV R12, R2", CLOSED, "@P0 BRA 0x10", NONE_LEFT) == ["0x10 overwritten"]
+    for ways in ((CLOSED, "@P0 BRA 0x30", OTHER), ("@P0 BRA 0x30", CLOSED, OTHER, CLOSED)):
+        assert len(of_products(*ways, ONE_LEFT, "MOV R12, R2")) == 1, "of the way that closed fewer groups"

@@ -7,8 +7,9 @@ await it. Stores and the like free one when they have read their operands. Some 
 unit go through it in their order, and so a later one's scoreboard says that they have ended, too. What is found holds
 on some way through the code, whether or not the kernel takes it.
 
-Other results are there after a fixed time, which stall counts keep to: `latencies`. `--known` writes the fewest clocks
-that these libraries leave as what is known.
+Registers of Hopper's products of matrices, which free no scoreboard: `multiplied`. Other results are there after a
+fixed time, which stall counts keep to: `latencies`. `--known` writes the fewest clocks that these libraries leave as
+what is known.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..run.sass.model import ALWAYS_DONE, Instruction
 from ..run.sass.uses import Uses, uses_of
 from .flow import PREDICATES, UNIFORM, awaited, guard_number, successors
 from .latencies import Seen, Spacing, known_latencies, known_of, seen, too_soon, written
+from .multiplied import multiplied
 
 _SCOREBOARDS = 6
 """Bits above stand for units: a result that no scoreboard says anything of yet, or operands that it reads."""
@@ -200,7 +202,7 @@ def main() -> int:
             every[kernel.architecture] += seen(between)
         else:
             soon = too_soon(between, known_latencies(kernel.architecture))
-        for problem in (*Analysis(code, uses, timed).hazards(), *soon):
+        for problem in (*Analysis(code, uses, timed).hazards(), *multiplied(code, uses), *soon):
             count += 1
             print(f"{library} {kernel.entry}: {problem}")
     if given.known:

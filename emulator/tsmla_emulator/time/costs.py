@@ -87,7 +87,7 @@ def _operands(encoded: list[Encoded]) -> list[tuple[list[int], list[int]]]:
     found = []
     for item in encoded:
         guard = [item.guard[0]] if item.guard else []
-        writes = [] if item.late_writes else item.writes  # products land at a wait, which orders what follows
+        writes = [] if item.runs_late else item.writes  # products land at a wait, which orders what follows
         found.append(([number(r) for r in dict.fromkeys([*guard, *item.reads])], [number(r) for r in writes]))
     return found
 

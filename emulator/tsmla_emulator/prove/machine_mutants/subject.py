@@ -25,6 +25,7 @@ from ...run.sass.program import MachineProgram, lowered, machine_code_module
 from ...run.sass.uses import Uses, uses_of
 from .. import check, hazards, latencies
 from ..flow import passed
+from ..multiplied import multiplied
 from ..mutation.mutate import schedules
 from ..mutation.table import LENGTHS
 from ..unwritten import unwritten
@@ -108,11 +109,14 @@ class Kernel:
 
     def wrong_use(self, at: int, instead: Instruction) -> str:
         """Return what is wrong with registers where one instruction takes another's place: a read of what nobody wrote
-        that the kernel does not have, or another description of memory; empty if nothing is."""
+        that the kernel does not have, a use of a product's registers before its wait, or another description of memory;
+        empty if nothing is."""
         code = [*self.code[:at], instead, *self.code[at + 1 :]]
         uses = [*self.uses[:at], *uses_of(self.architecture, [instead]), *self.uses[at + 1 :]]
         for place, _ in sorted(unwritten(code, uses) - self._unwritten):
             return f"{code[place].address:#x} {text_of(code[place])}: it may read a register that nobody wrote"
+        for one in multiplied(code, uses):  # a shipped kernel has none
+            return str(one)
         others = Values(self.architecture, code, uses).descriptions()
         return next((one for one in others if one not in self._descriptions), "")
 

@@ -98,6 +98,7 @@ Cluster::Cluster(const Machine& m, u64 index)
     for (Warp* w : warps) {
       w->actor = events->new_actor(w->number);
       w->touched.assign(program.slots, ~0u);
+      w->multiplied.assign(program.slots, 0);
     }
     barrier_sync = events->new_sync();
     for (auto& cta : ctas)
@@ -309,7 +310,7 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
     if (counts) counts->executed(w, g->pc, mask);
     if (w.trace) w.trace->executed(g->pc, mask);
     if (events && in.bits & 2 && machine.options.lenient_tensor) follow_loads(*this, w, in);
-    if (events && in.bits & 4) touch_registers(*this, w, in);
+    if (events && in.bits & 4) touch_registers(*this, w, in, mask);
     if (!mask) {
       g->pc++;
     } else {

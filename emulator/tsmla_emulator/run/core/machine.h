@@ -273,6 +273,7 @@ struct Warp {
   u64 wgmma_issued = 0;
   u32 wgmma_fences = 0;
   std::vector<u32> touched;      // per slot: wgmma_fences when it was last accessed, when somebody listens
+  std::vector<u64> multiplied;   // per slot: 1 + the number of the last wgmma whose operand it is, when somebody listens
   std::deque<u64> wgmma_groups;  // open commit groups: number of the last instruction
   u64 wgmma_retired = 0;
 

@@ -112,7 +112,7 @@ Step op_cancel(Context&);
 // wgmma.cpp
 Step op_wgmma(Context&);
 bool wgmma_satisfied(const Warp&, u32 allowed);
-void touch_registers(Cluster&, Warp&, const Insn&);
+void touch_registers(Cluster&, Warp&, const Insn&, u32 mask);
 
 // tensor_memory.cpp
 Step op_tensor(Context&);

@@ -1,5 +1,6 @@
 // Hopper's asynchronous warpgroup matrix instructions. An instruction exists when all four warps have issued it; its
-// results land in the registers at the wait that covers them, until then the registers hold poison.
+// results land in the registers at the wait that covers them, until then the registers hold poison. Operands in
+// registers are read when the product runs, and must not be written before that wait.
 #include "matrix.h"
 
 struct Accumulator {
@@ -31,6 +32,22 @@ Sums hopper_sums(Element kind) {
   return {25, 23, 16, -133};
 }
 
+// Rows of A that a warp has in registers: 16 x k.
+void rows_from_registers(const Warp& w, const s32* slots, Element kind, u32 k, float* a) {
+  u32 size = element_size(kind), per_register = 4 / size, group = 4 * per_register;
+  for (u32 q = 0; q < k * size / 8; q++) {
+    const u32* r = w.read(slots[q]);
+    for (u32 lane = 0; lane < 32; lane++) {
+      u8 raw[16] = {};
+      float v[16];
+      std::memcpy(raw, r + lane, 4);
+      convert_piece(raw, kind, v);
+      u32 row = lane / 4 + 8 * (q & 1);
+      for (u32 h = 0; h < per_register; h++) a[row * k + lane % 4 * per_register + h + group * (q >> 1)] = v[h];
+    }
+  }
+}
+
 struct Product : AsyncOp {
   WarpGroup* group = nullptr;
   Element a_kind{}, b_kind{};
@@ -43,7 +60,7 @@ struct Product : AsyncOp {
     u32 actor = 0;
     bool accumulate = false;
     Shared<Accumulator> accumulator;
-    std::vector<float> a;  // from registers: 16 x k
+    const s32* a = nullptr;  // slots, where rows are in registers
   } parts[4];
 
   void run(Cluster& cluster) override {
@@ -59,7 +76,7 @@ struct Product : AsyncOp {
       a_tile.rows_first = flags >> 10 & 1;
       gather_rows({cluster, actors, pc, what}, *group->cta, a_tile, a_kind, 64, k, a.data(), k);
     } else {
-      for (u32 w = 0; w < 4; w++) std::memcpy(a.data() + size_t(16) * k * w, parts[w].a.data(), 16 * k * sizeof(float));
+      for (u32 w = 0; w < 4; w++) rows_from_registers(*parts[w].warp, parts[w].a, a_kind, k, a.data() + size_t(16) * k * w);
     }
     if ((flags >> 8 ^ flags >> 9) & 1)
       for (float& v : a) v = -v;
@@ -118,24 +135,6 @@ Shared<Accumulator> accumulator_of(Context& c, bool accumulate) {
   return made;
 }
 
-std::vector<float> a_from_registers(Context& c, Element kind, u32 k) {
-  std::vector<float> a(size_t(16) * k);
-  const s32* items = c.cluster.program.list(c.in) + c.in.extra / 2;
-  u32 size = element_size(kind), per_register = 4 / size, group = 4 * per_register;
-  for (u32 q = 0; q < c.in.width; q++) {
-    const u32* r = c.warp.read(items[q]);
-    for (u32 lane = 0; lane < 32; lane++) {
-      u8 raw[16] = {};
-      float v[16];
-      std::memcpy(raw, r + lane, 4);
-      convert_piece(raw, kind, v);
-      u32 row = lane / 4 + 8 * (q & 1);
-      for (u32 h = 0; h < per_register; h++) a[row * k + lane % 4 * per_register + h + group * (q >> 1)] = v[h];
-    }
-  }
-  return a;
-}
-
 void issue(Context& c) {
   Warp& w = c.warp;
   Cta& cta = *w.cta;
@@ -169,10 +168,12 @@ void issue(Context& c) {
   part.accumulate = w.read(c.in.c)[0] != 0;
   part.accumulator = accumulator_of(c, part.accumulate);
   part.accumulator->last = number;
-  for (u32 i = 0; i < c.in.width && c.cluster.events; i++)
-    check_fence(c, c.cluster.program.list(c.in)[c.in.extra / 2 + i]);
-  if (!op.a_shared) part.a = a_from_registers(c, op.a_kind, op.k);
+  const s32* items = c.cluster.program.list(c.in);
+  part.a = items + c.in.extra / 2;
   if (c.cluster.events) {
+    for (u32 i = 0; i < c.in.width; i++) check_fence(c, part.a[i]);
+    for (u32 i = 0; i < c.in.count; i++)
+      if (items[i] >= 0) w.multiplied[u32(items[i])] = number + 1;
     part.actor = c.cluster.events->fork(w.actor, op.pc, group.last_actor[quarter]);
     group.last_actor[quarter] = part.actor;
     group.actors[quarter].emplace_back(number, part.actor);
@@ -230,13 +231,21 @@ bool wgmma_satisfied(const Warp& w, u32 allowed) {
   return w.cta->warpgroups[w.index / 4]->done >= w.wgmma_groups[w.wgmma_groups.size() - 1 - allowed];
 }
 
-void touch_registers(Cluster& cluster, Warp& w, const Insn& in) {
-  if (in.d >= 0) w.touched[u32(in.d)] = w.wgmma_fences;
+namespace {
+
+void touch(Warp& w, s32 slot, u32 mask) {
+  if (slot < 0) return;
+  if (mask && w.multiplied[u32(slot)] > w.wgmma_retired)
+    fault("race", "a register that a wgmma uses is written before a wgmma.wait_group has waited for it");
+  w.touched[u32(slot)] = w.wgmma_fences;
+}
+
+}  // namespace
+
+void touch_registers(Cluster& cluster, Warp& w, const Insn& in, u32 mask) {
+  touch(w, in.d, mask);
   if (in.op != OP_LOAD && in.op != OP_UNPACK && in.op != OP_LDMATRIX && in.op != OP_LOAD_CONSTANT) return;
-  for (u32 i = 0; i < in.count; i++) {
-    s32 slot = cluster.program.list(in)[i];
-    if (slot >= 0) w.touched[u32(slot)] = w.wgmma_fences;
-  }
+  for (u32 i = 0; i < in.count; i++) touch(w, cluster.program.list(in)[i], mask);
 }
 
 Step op_wgmma(Context& c) {

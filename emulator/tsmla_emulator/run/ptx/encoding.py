@@ -90,8 +90,8 @@ class Encoded:
     target: str | None = None
     writes: list[Register] = field(default_factory=list)
     reads: list[Register] = field(default_factory=list)
-    late_writes: bool = False
-    lands: bool = False
+    runs_late: bool = False
+    awaits_all: bool = False
 
 
 class Encoder:

@@ -177,7 +177,8 @@ def _wgmma(encoder: Encoder) -> Encoded:
     if action == "commit_group":
         return encoder.build("wgmma_commit")
     if action == "wait_group":
-        return encoder.build("wgmma_wait", imm=encoder.number(encoder.operands[0]), lands=True)
+        allowed = encoder.number(encoder.operands[0])
+        return encoder.build("wgmma_wait", imm=allowed, awaits_all=allowed == 0)
     shape = re.fullmatch(r"m64n(\d+)k(\d+)", encoder.parts[4]) if len(encoder.parts) == 8 else None
     kinds = encoder.parts[5:]
     if action != "mma_async" or shape is None or kinds[0] != "f32" or any(k not in ELEMENTS for k in kinds):
@@ -220,7 +221,7 @@ def _wgmma(encoder: Encoder) -> Encoded:
         imm=depth,
         width=len(registers),
         flags=flags,
-        late_writes=True,
+        runs_late=True,
     )
 
 

@@ -16,8 +16,8 @@ def place_registers(code: list[Encoded], labels: dict[str, int]) -> tuple[dict[R
     """Return the first slot of each register, and how many slots there are.
 
     A register keeps its slot over the hull of the positions at which it lives. One that is read before it is written
-    lives from the start, so its slot still holds poison. Results of asynchronous instructions keep their slot at least
-    until the next wait that can land them.
+    lives from the start, so its slot still holds poison. Registers that an asynchronous instruction reads and writes
+    when it runs keep their slots until a wait for all of them, on every way.
     """
     spans = _spans(code, labels)
     return _scan(spans)
@@ -50,22 +50,29 @@ def _spans(code: list[Encoded], labels: dict[str, int]) -> dict[Register, list[i
             if position > last[number]:
                 last[number] = position
 
+    late = [
+        _bits({numbers[x] for x in item.items if isinstance(x, Register)} if item.runs_late else ()) for item in code
+    ]
+    late_in, late_out = _late(code, late, starts, ends, following)
     borders = []
     for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        borders += [(live_in[index], start), (live_out[index], end)]
+        borders += [(live_in[index] | late_in[index], start), (live_out[index] | late_out[index], end)]
     for order in (borders, borders[::-1]):  # a register's first border, then its last; those between say nothing new
         known = 0
         for live, position in order:
             extend(_members(live & ~known), position)
             known |= live
-    landing = len(code)
-    for position in range(len(code) - 1, -1, -1):
-        if code[position].lands:
-            landing = position
-        extend(reads[position], position)
-        extend(writes[position], position)
-        # A guarded write keeps the old value in other lanes; the write itself needs the slot one step longer.
-        extend(writes[position], landing if code[position].late_writes else position + 1)
+    for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        under_way = late_in[index]
+        for position in range(start, end):
+            extend(reads[position], position)
+            extend(writes[position], position)
+            # A guarded write keeps the old value in other lanes; the write itself needs the slot one step longer.
+            extend(writes[position], position + 1)
+            under_way |= late[position]
+            if code[position].awaits_all:
+                extend(_members(under_way), position)
+                under_way = 0
     return {register: [first[number], last[number]] for register, number in numbers.items()}
 
 
@@ -102,6 +109,31 @@ def _solve(used: list[int], killed: list[int], following: list[list[int]]) -> tu
                 live_out[index], live_in[index] = out, entering
                 changed = True
     return live_in, live_out
+
+
+def _late(
+    code: list[Encoded], late: list[int], starts: list[int], ends: list[int], following: list[list[int]]
+) -> tuple[list[int], list[int]]:
+    """Return the registers of what may be under way where each block begins and ends."""
+    begun, all_awaited = [], []
+    for start, end in zip(starts, ends, strict=True):
+        under_way, awaited = 0, False
+        for position in range(start, end):
+            under_way |= late[position]
+            if code[position].awaits_all:
+                under_way, awaited = 0, True
+        begun.append(under_way)
+        all_awaited.append(awaited)
+    entering, leaving = [0] * len(starts), list(begun)
+    waiting = list(range(len(starts)))
+    while waiting:
+        index = waiting.pop()
+        leaving[index] = begun[index] | (0 if all_awaited[index] else entering[index])
+        for successor in following[index]:
+            if leaving[index] & ~entering[successor]:
+                entering[successor] |= leaving[index]
+                waiting.append(successor)
+    return entering, leaving
 
 
 def _bits(members: Iterable[int]) -> int:
