@@ -67,6 +67,11 @@ class AttentionCGSupport(enum.Enum):
     ALWAYS = 3
 
 
+class CompilationMode(enum.IntEnum):
+    NONE = 0
+    VLLM_COMPILE = 3
+
+
 class AttentionMetadata: ...
 
 
@@ -245,7 +250,7 @@ def install(takes_names: bool = True) -> None:
     modules: dict[str, dict[str, Any]] = {
         "vllm": {"_custom_ops": ops},
         "vllm._custom_ops": vars(ops),
-        "vllm.config": {"get_current_vllm_config": None},
+        "vllm.config": {"get_current_vllm_config": None, "CompilationMode": CompilationMode},
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
         "vllm.platforms": {"current_platform": platform},
         "vllm.platforms.interface": {"DeviceCapability": DeviceCapability},

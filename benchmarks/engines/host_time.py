@@ -2,7 +2,8 @@
 
     python -m benchmarks engine-host-time FLASH_ATTN_MLA TSMLA [--requests 4] [--prompt 512] [--new 64]
 
-No CUDA graphs, and short contexts, so that the GPU is done before the host. Engines run one after the other.
+No CUDA graphs, and short contexts, so that the GPU is done before the host. Engines run one after the other; with
+--cache-gib they start together.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import statistics
 from benchmarks import runner
 
 from . import model
-from .engine import Engine
+from .engine import EngineError, start_all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,16 +23,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=4, help="(%(default)s)")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt (%(default)s)")
     parser.add_argument("--new", type=int, default=64, help="tokens generated from each (%(default)s)")
+    parser.add_argument("--memory", type=float, default=0.5, help="share of the GPU's, for each engine (%(default)s)")
     parser.set_defaults(graphs="NONE", layers=6)
 
 
 def run(options: argparse.Namespace) -> None:
     given = [options.prompt] * options.requests, options.new
     results = {}
-    for backend in options.backends:
-        engine = Engine(backend, 0.5, model.forwarded(options), options.patience).started()
+    for engine in start_all(options.backends, options.memory, model.forwarded(options), options.patience):
+        if isinstance(engine, EngineError):
+            raise engine
         engine.host_times(*given, 0)
-        results[str(backend)] = engine.host_times(*given, 1)
+        results[str(engine.backend)] = engine.host_times(*given, 1)
         engine.close()
     rows = [
         (name, method, len(times), min(times), statistics.median(times))

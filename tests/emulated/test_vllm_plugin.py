@@ -29,6 +29,7 @@ def test_decode(gpu, q_lens):
         kv_lora_rank=512,
         qk_rope_head_dim=64,
         _fp8=False,
+        _quantises=False,
         _batch_invariant=False,
         _window_left=-1,
         dcp_world_size=1,
@@ -52,6 +53,7 @@ def test_decode(gpu, q_lens):
         q_len=max(q_lens),
         starts=starts,
         leaves_out=ends[-1] < 4,
+        workspace=None,
     )
     for part in latent, rope:
         part[ends[-1] :] = math.nan
@@ -82,6 +84,7 @@ def test_decode_of_chosen_keys(gpu, gap):
         kv_lora_rank=512,
         qk_rope_head_dim=64,
         _fp8=False,
+        _quantises=False,
         _batch_invariant=False,
         need_to_return_lse_for_decode=True,
         _workspace=lambda heads, device: torch.empty(1 << 22, dtype=torch.int8, device=device),

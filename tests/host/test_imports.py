@@ -59,6 +59,7 @@ PLUG_INS = {
         "masked",
         "mha",
         "prefill",
+        "queries",
         "ready",
         "served",
         "sparse",

@@ -13,7 +13,7 @@ import stub_sglang
 import stub_vllm
 import torch
 from launches import processors
-from stand_in_kernels import Kernels
+from stand_in_kernels import Kernels, scaled_fp8_quant
 from tsmla.identity.arch import Arch
 from tsmla.loading import resolve
 from tsmla.operators import checks
@@ -48,14 +48,16 @@ def nan_in_new_memory() -> Iterator[None]:
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """vLLM's config while a layer is made: one GPU, no speculation, bfloat16."""
+    """vLLM's config while a layer is made: one GPU, compiled, no speculation, bfloat16."""
     from tsmla.integrations.vllm import layer, ready
+    from vllm.config import CompilationMode
     from vllm.model_executor.layers.attention import mla_attention
 
     config = types.SimpleNamespace(
         parallel_config=types.SimpleNamespace(decode_context_parallel_size=1, cp_kv_cache_interleave_size=1),
         attention_config=types.SimpleNamespace(mla_prefill_backend=None, use_prefill_query_quantization=False),
         speculative_config=None,
+        compilation_config=types.SimpleNamespace(mode=CompilationMode.VLLM_COMPILE),
         model_config=types.SimpleNamespace(
             dtype=torch.bfloat16, hf_config=types.SimpleNamespace(model_type="deepseek_v3")
         ),
@@ -68,6 +70,17 @@ def config(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 
     monkeypatch.setattr(ready, "workspace", workspace)
     monkeypatch.setattr(torch, "get_default_dtype", lambda: config.model_config.dtype)
+    return config
+
+
+@pytest.fixture
+def uncompiled(config: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """vLLM's config where it compiles nothing, and its quantiser on the CPU."""
+    from tsmla.integrations.vllm import queries
+    from vllm.config import CompilationMode
+
+    config.compilation_config.mode = CompilationMode.NONE
+    monkeypatch.setattr(queries.ops, "scaled_fp8_quant", scaled_fp8_quant)
     return config
 
 

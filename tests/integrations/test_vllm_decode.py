@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from stand_in_kernels import rows
+from stand_in_kernels import rows, scaled_fp8_quant
 from tsmla.identity.arch import Arch
 from tsmla.identity.plan import plan_decode
 from tsmla.identity.row_format import ROWS
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.integrations.shared import ready as shared_ready
-from tsmla.integrations.vllm import builder, decode, layer, ready
+from tsmla.integrations.vllm import builder, decode, layer, queries, ready
 from tsmla.integrations.vllm.builder import TsmlaDecodeMetadata, TsmlaMetadata, TsmlaMetadataBuilder, alike, uniform
 from tsmla.problems.pages import page_tables, put_keys
 from tsmla.problems.rows import numbers_in, stored_as
@@ -123,6 +123,48 @@ def test_an_fp8_cache_has_the_layers_scales(kernels, make_impl):
     other = types.SimpleNamespace(_q_scale_float=1.0, _k_scale_float=2.0)
     out, _ = impl.forward_mqa(q, cache, batch(TsmlaDecodeMetadata(table, lengths, None), 30), other)
     close(out, expected(q.float(), [k.float() for k in keys], 1, scale=SCALE * 2.0, out_scale=2.0))
+
+
+@pytest.mark.parametrize("heads_first", [True, False], ids=["0.26", "0.33"])
+@pytest.mark.parametrize("tokens", [1, 3, 8])
+def test_queries_are_quantised_in_parts_where_vllm_would_join_them_first(
+    kernels, make_impl, uncompiled, tokens, heads_first
+):
+    keys = [torch.randn(n, 576).to(E4M3) for n in range(30, 30 + tokens)]
+    cache, table, lengths = cached(keys)
+    impl, metadata = make_impl(cache="fp8"), batch(TsmlaDecodeMetadata(table, lengths, None), 40)
+    assert not impl.supports_quant_query_input
+    latent = torch.randn(HEADS, tokens, 512).transpose(0, 1) if heads_first else torch.randn(tokens, HEADS, 512)
+    parts = (900 * latent).to(BF16), torch.randn(tokens, HEADS, 192).to(BF16)[..., 128:]
+    layer = types.SimpleNamespace(_q_scale=torch.tensor(0.5), _q_scale_float=0.5, _k_scale_float=0.25)
+    out, _ = impl.forward_mqa(parts, cache, metadata, layer)
+    joined, _ = scaled_fp8_quant(torch.cat(parts, -1).flatten(1), layer._q_scale)
+    same, _ = impl.forward_mqa(joined.view(tokens, HEADS, 576), cache, metadata, layer)
+    assert out.equal(same) and out.any()
+    assert queries.quantised(parts[0], layer._q_scale).stride(1) == parts[0].stride(1)
+
+
+@pytest.mark.parametrize("cache, mode, ranks, ours", [("fp8", 0, 1, True), ("fp8", 3, 1, False), ("fp8", 0, 2, False)])
+def test_who_quantises_queries(kernels, make_impl, uncompiled, cache, mode, ranks, ours):
+    """vLLM does it in one launch where it compiles, and before ranks gather them."""
+    uncompiled.compilation_config.mode = mode
+    uncompiled.parallel_config.decode_context_parallel_size = ranks
+    assert make_impl(cache=cache).supports_quant_query_input == (not ours)
+    assert make_impl(cache="auto").supports_quant_query_input
+
+
+def test_layers_of_a_step_use_one_workspace(kernels, make_impl, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ready, "workspace", lambda *_: asked.append(None) or torch.zeros(40 << 20, dtype=torch.int8))
+    cache, table, lengths = cached([torch.randn(30, 576).to(BF16)])
+    q = torch.randn(1, HEADS, 576).to(BF16)
+    first, second = make_impl(), make_impl()
+    asked.clear()
+    for steps in (1, 2):
+        step = batch(TsmlaDecodeMetadata(table, lengths, None), 30)
+        first.forward_mqa(q, cache, step, LAYER)
+        second.forward_mqa(q, cache, step, LAYER)
+        assert len(asked) == steps
 
 
 def test_a_cache_of_656_bytes_has_its_scales_in_its_rows(kernels, make_impl):

@@ -11,7 +11,7 @@ import types
 import pytest
 import torch
 from mla_layer import Problem
-from stand_in_kernels import rows
+from stand_in_kernels import rows, scaled_fp8_quant
 from tsmla.identity.arch import Arch
 from tsmla.identity.plan import plan_decode
 from tsmla.identity.row_format import ROWS
@@ -115,6 +115,19 @@ def test_an_fp8_cache_has_the_layers_scales(kernels, make_sparse, converted_by):
     q = torch.randn(5, 2, 576).to(E4M3)
     out, _ = make_sparse(batch.chosen, cache="fp8").forward_mqa(q, cache.to(E4M3), batch.metadata(table), LAYER)
     close(out, batch.expected(q.float(), SCALE * 0.5 * 0.25, 0.25))
+
+
+def test_queries_for_it_are_quantised_in_parts_where_vllm_would_join_them_first(
+    kernels, make_sparse, converted_by, uncompiled
+):
+    batch, scaled = some(), types.SimpleNamespace(_q_scale=torch.tensor(0.5), **vars(LAYER))
+    cache, table = batch.stored()
+    impl, metadata = make_sparse(batch.chosen, cache="fp8"), batch.metadata(table)
+    parts = torch.randn(2, 5, 512).to(BF16).transpose(0, 1), torch.randn(5, 2, 64).to(BF16)
+    out, _ = impl.forward_mqa(parts, cache.to(E4M3), metadata, scaled)
+    joined, _ = scaled_fp8_quant(torch.cat(parts, -1).flatten(1), scaled._q_scale)
+    same, _ = impl.forward_mqa(joined.view(5, 2, 576), cache.to(E4M3), metadata, scaled)
+    assert out.equal(same) and out.any()
 
 
 @pytest.mark.parametrize("gap", [0, 2])

@@ -11,5 +11,9 @@ Query = torch.Tensor | tuple[torch.Tensor, ...]
 def in_requests(query: Query, q_len: int) -> Query:
     """View [tokens, heads, ..], or its parts, as [requests, q_len, heads, ..]."""
     if isinstance(query, tuple):
-        return tuple(part.unflatten(0, (-1, q_len)) for part in query)
-    return query.unflatten(0, (-1, q_len))
+        return tuple(_in_requests(part, q_len) for part in query)
+    return _in_requests(query, q_len)
+
+
+def _in_requests(part: torch.Tensor, q_len: int) -> torch.Tensor:
+    return part.unsqueeze(1) if q_len == 1 else part.unflatten(0, (-1, q_len))

@@ -25,11 +25,13 @@ class TsmlaDecodeMetadata(MLACommonDecodeMetadata):
     q_len: query tokens of each request, or, with `starts`, the most that one has.
     starts: [requests + 1] int32 on the device, where each request's tokens start; None where all have q_len.
     leaves_out: whether there may be tokens that `starts` gives to no request.
+    workspace: what the step's layers use one after the other, from the first one on that asked vLLM for it.
     """
 
     q_len: int = 1
     starts: torch.Tensor | None = None
     leaves_out: bool = False
+    workspace: torch.Tensor | None = None
 
 
 @dataclasses.dataclass

@@ -55,7 +55,7 @@ CONTRACT: tuple[Function | Names, ...] = (
     Names(f"{_BACKEND}:AttentionCGSupport", "UNIFORM_BATCH"),
     Names(
         f"{_BACKEND}:AttentionImplBase",
-        "can_return_lse_for_decode lse_base_on_e supports_dcp need_to_return_lse_for_decode "
+        "can_return_lse_for_decode lse_base_on_e supports_dcp need_to_return_lse_for_decode supports_quant_query_input "
         "supports_mtp_with_cp_non_trivial_interleave_size",
     ),
     Names(
@@ -140,6 +140,7 @@ CONTRACT: tuple[Function | Names, ...] = (
     Function("vllm.v1.worker.workspace:WorkspaceManager.get_simultaneous", "self"),
     Names("vllm.v1.worker.workspace", "current_workspace_manager"),
     Names("vllm.envs", "VLLM_BATCH_INVARIANT"),
+    Names("vllm.config:CompilationMode", "NONE"),
     Names("vllm.config.attention:AttentionConfig", "backend mla_prefill_backend use_prefill_query_quantization"),
     Names("vllm.config.parallel:ParallelConfig", "decode_context_parallel_size cp_kv_cache_interleave_size"),
 )

@@ -46,21 +46,22 @@ class TsmlaImpl(TsmlaLayer, MLACommonImpl[TsmlaMetadata]):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Decode: return the output [tokens, heads, 512] and, under context parallelism, the LSE [tokens, heads].
 
-        q: [tokens, heads, 576], or its parts of 512 and 64 (512 and 0 without rope); e4m3 for an FP8 cache whose rows
-        have no scales. Tokens of no request give 0 and -inf, as those that see no key.
+        q: [tokens, heads, 576], or its parts of 512 and 64 (512 and 0 without rope); joined, it is e4m3 for an FP8
+        cache whose rows have no scales. Tokens of no request give 0 and -inf, as those that see no key.
         """
         decode = attn_metadata.decode
-        q = self._query(q)
+        q = self._query(q, layer)
         query: Any = q if decode.starts is not None else in_requests(q, decode.q_len)
         first = q[0] if isinstance(q, tuple) else q
-        heads = first.shape[1]
+        if decode.workspace is None:
+            decode.workspace = self._workspace(first.shape[1], kv_c_and_k_pe_cache.device)
         out, lse = without_keys(first, self.need_to_return_lse_for_decode) if decode.leaves_out else (None, None)
         softmax_scale, output_scale = self._factors(layer)
         parallel = self.dcp_world_size > 1
         result = tsmla_decode(
             query,
             kv_c_and_k_pe_cache,
-            self._workspace(heads, kv_c_and_k_pe_cache.device),
+            decode.workspace,
             self.kv_lora_rank,
             self.qk_rope_head_dim,
             decode.block_table,

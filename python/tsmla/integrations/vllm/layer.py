@@ -12,7 +12,7 @@ from vllm.v1.attention.backend import AttentionType, MLAAttentionImpl
 
 from tsmla.integrations.shared.ready import decode_kernels
 
-from . import mha, ready, served
+from . import mha, queries, ready, served
 from .masked import Chosen
 
 _RESERVES_WHEN_PROFILED = hasattr(MLAAttentionImpl, "reserve_workspace")
@@ -66,7 +66,8 @@ class TsmlaLayer(MLACommonBaseImpl[Any]):
         config = get_current_vllm_config()
         self._batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
         self._fp8 = kv_cache_dtype in served.FP8_CACHES
-        if kv_cache_dtype in served.ROWS_CACHES:
+        self._quantises = self._fp8 and queries.are_quantised_here(config)
+        if self._quantises or kv_cache_dtype in served.ROWS_CACHES:
             self.supports_quant_query_input = False  # vLLM would quantise queries as for any cache that it calls fp8
         self._decoded_heads = num_heads * config.parallel_config.decode_context_parallel_size
         self._longest_q = self._prepared(config, sliding_window)
@@ -98,9 +99,15 @@ class TsmlaLayer(MLACommonBaseImpl[Any]):
     def _workspace(self, heads: int, device: torch.device) -> torch.Tensor:
         return ready.workspace(heads, self._longest_q, device)
 
-    def _query(self, q: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> Any:
-        """Return a query as `tsmla_decode` takes it: without the part that models without rope leave empty."""
-        return q[0] if isinstance(q, tuple) and not self.qk_rope_head_dim else q
+    def _query(self, q: torch.Tensor | tuple[torch.Tensor, torch.Tensor], layer: Any) -> Any:
+        """Return a query as `tsmla_decode` takes it: without the part that models without rope leave empty, and in the
+        dtype of the cache."""
+        if not isinstance(q, tuple):
+            return q
+        if self._quantises:
+            parts = tuple(queries.quantised(part, layer._q_scale) for part in q if part.shape[-1])
+            return parts if self.qk_rope_head_dim else parts[0]
+        return q if self.qk_rope_head_dim else q[0]
 
     def _factors(self, layer: Any) -> tuple[float, float]:
         """Return the factors of the scores and of the output. An FP8 cache's scales may be set after the first call."""

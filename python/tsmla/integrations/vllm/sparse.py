@@ -74,8 +74,8 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Decode: return the output [tokens, heads, 512] and, under context parallelism, the LSE [tokens, heads].
 
-        q: [tokens, heads, 576], or its parts of 512 and 64 (512 and 0 without rope); e4m3 for an FP8 cache whose rows
-        have no scales.
+        q: [tokens, heads, 576], or its parts of 512 and 64 (512 and 0 without rope); joined, it is e4m3 for an FP8
+        cache whose rows have no scales.
         """
         if _VLLM_CONVERTS:
             return super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
@@ -119,10 +119,11 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
         layer: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Decode each token's list of slots, page x page_size + row of `kv_cache`, as far as its count says."""
-        heads = (q[0] if isinstance(q, tuple) else q).shape[1]
+        query = self._query(q, layer)
+        heads = (query[0] if isinstance(query, tuple) else query).shape[1]
         softmax_scale, output_scale = self._factors(layer)
         result = tsmla_decode(
-            self._query(q),
+            query,
             kv_cache,
             self._workspace(heads, kv_cache.device),
             self.kv_lora_rank,
