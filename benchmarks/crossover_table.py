@@ -11,10 +11,12 @@ Micros = dict[tuple[int, int, int], dict[str, float]]
 """(queries, keys, heads) -> microseconds of each way."""
 _LATENT_COLUMNS = 576 + 512
 """Columns of a latent key and of its value."""
+_E4M3 = "lists e4m3"
 _TEXT = """\
 Queries choose {top_k:,} random keys of those before them. *Lists*: the fastest of tsmla_sparse_prefill with rows in
 bf16, the same in fp8_ds_mla, and FlashMLA's sparse prefill. The other rows: the time of tsmla_key_mask and
-tsmla_prefill with that mask, over that of lists; in bold, lists win. The last columns say up to how many keys a mask
+tsmla_prefill with that mask, over that of lists; in bold, lists win. *Lists e4m3*: tsmla_sparse_prefill of e4m3
+queries and rows, over lists. The last columns say up to how many keys a mask
 wins, in whole prompts and in the last queries of one; between the lengths that were measured, ratios are taken to lie
 on lines. For each query and head, a mask of (192, 128) multiplies 2 x 320 numbers a key that it sees, of (256, 256)
 2 x 512, and a list 2 x 1,088 a key that is chosen: with 64 heads or more, where lists fill their tiles, products alone
@@ -55,8 +57,12 @@ def lines(device: str) -> list[str]:
 
 def _rows(micros: Micros, shapes: list[tuple[int, int]], heads: int) -> list[list[str]]:
     of_shapes = [micros[queries, keys, heads] for queries, keys in shapes]
-    lists = [min(us for name, us in ways.items() if not name.startswith("masked ")) for ways in of_shapes]
+    beside = [name for name in of_shapes[0] if not name.startswith("masked ") and name != _E4M3]
+    lists = [min(ways[name] for name in beside) for ways in of_shapes]
     rows = [[str(heads), "lists", *(f"{us:,.0f} us" for us in lists), "", ""]]
+    if _E4M3 in of_shapes[0]:
+        of_lists = (ways[_E4M3] / best for ways, best in zip(of_shapes, lists, strict=True))
+        rows.append([str(heads), _E4M3, *map(published.bold, of_lists), "", ""])
     for name in (name for name in of_shapes[0] if name.startswith("masked ")):
         _, dims, dtype = name.split(" ")
         ratios = [ways[name] / best for ways, best in zip(of_shapes, lists, strict=True)]
@@ -84,7 +90,7 @@ def up_to(ratios: dict[int, float]) -> str:
 def _beside_flash_mla(micros: Micros) -> str:
     theirs = [ways for ways in micros.values() if "FlashMLA sparse" in ways]
     said = []
-    for form in ("bf16", "fp8_ds_mla"):
-        ratios = [ways[f"lists {form}"] / ways["FlashMLA sparse"] for ways in theirs]
+    for form in ("bf16", "fp8_ds_mla", "e4m3"):
+        ratios = [ways[f"lists {form}"] / ways["FlashMLA sparse"] for ways in theirs if f"lists {form}" in ways]
         said += [f"{min(ratios):.2f} to {max(ratios):.2f} in {form}"] if ratios else []
     return f"Of FlashMLA's time, tsmla_sparse_prefill takes {' and '.join(said)}." if said else ""

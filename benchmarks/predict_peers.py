@@ -9,6 +9,7 @@ Parts:
 - prefill-bf16, prefill-e4m3, decode-bf16, decode-e4m3: kernels of tsmla and tokenspeed-mla on the same machine, for
   bf16 prefill of flash-attn-4, too. The range of their ratio goes over the band: each number that is uncertain takes
   its extreme for both.
+- prefill-256-bf16, prefill-256-e4m3: the same beside flash-attn-4's kernels for heads of 256.
 
 --machine-code: costs of all kernels from their machine code; otherwise all from PTX, never a mix. The packages must be
 installed; `python -m tsmla_emulator.prove.controls` says how.
@@ -37,6 +38,7 @@ from .clock_cases import PEER_CASES
 from .runner import command, one_of
 
 FLASH_ATTN_4, TOKENSPEED = "flash-attn-4_prefill_{}_bf16_d{}_{}", "tokenspeed-mla_{}_{}_{}_d{}"
+WIDE_FLASH_ATTN_4 = "flash-attn-4_{}_{}_{}_d{}"
 USE_CASES = ((1, 8192, 8192), (1, 8192, 32768), (1, 8192, 65536), (4, 512, 81920), (4, 1024, 81920))
 """UC1 to UC5 of tokenspeed-mla: sequences, queries, keys; 128 heads, e4m3, causal."""
 OSS_US = (1881, 10935, 23084, 7759, 15290)
@@ -149,10 +151,17 @@ def _held(one: Published) -> dict[str, Any]:
 
 
 def _beside(
-    family: str, machine: str, dtype: str, shape: tuple[int, int, int, int], peer: str = TOKENSPEED
+    family: str,
+    machine: str,
+    dtype: str,
+    shape: tuple[int, int, int, int],
+    peer: str = TOKENSPEED,
+    dims: str = "192x128",
+    mask: str = "_causal",
 ) -> dict[str, Any]:
-    arch, dims = OF_MACHINE[machine], "192x128" if family == "prefill" else "512x64"
-    mask = "_causal" if family == "prefill" else ""
+    arch = OF_MACHINE[machine]
+    if family == "decode":
+        dims, mask = "512x64", ""
     ours = f"tsmla_{family}_{arch}_{dtype}_to_bf16_d{dims}{mask}_nolse"
     theirs = peer.format(family, arch, dtype, dims) + mask
     if peer == FLASH_ATTN_4:
@@ -193,6 +202,17 @@ def _prefill(dtype: str) -> Cases:
         for machine in ("B200", "B300")
         for shape in USE_CASES
         if dtype == "bf16" or not name
+    }
+
+
+def _wide_prefill(dtype: str) -> Cases:
+    return {
+        f"{machine} {Shape(*shape)}{mask}": functools.partial(
+            _beside, "prefill", machine, dtype, shape, WIDE_FLASH_ATTN_4, "256x256", mask
+        )
+        for machine in ("B200", "B300")
+        for mask in ("_full", "_causal")
+        for shape in ((1, 8192, 8192, 64), (1, 8192, 32768, 64))
     }
 
 
@@ -250,5 +270,6 @@ PARTS: dict[str, Callable[[], Cases]] = {
     "hopper": _hopper,
     "published": _with_published,
     **{f"prefill-{dtype}": functools.partial(_prefill, dtype) for dtype in ("e4m3", "bf16")},
+    **{f"prefill-256-{dtype}": functools.partial(_wide_prefill, dtype) for dtype in ("e4m3", "bf16")},
     **{f"decode-{dtype}": functools.partial(_decode, dtype) for dtype in ("e4m3", "bf16")},
 }

@@ -76,8 +76,10 @@ decode: requests, query tokens, keys, heads, lengths.
 chosen-decode: requests, query tokens, heads.
 prefill: sequences, queries, keys, whether the mask is causal.
 """
-ROW_BYTES = {"bf16": 1152, "fp8_ds_mla": 656}
+ROW_BYTES = {"bf16": 1152, "fp8_ds_mla": 656, "e4m3": 576}
 """Cache rows of chosen keys -> what one of them takes."""
+LATENT_COLUMNS = 576 + 512
+"""Columns of a latent key and of its value."""
 TOKENS = 8192
 """Tokens in the rows of cache operators and packs."""
 _PAGE = """\
@@ -154,6 +156,7 @@ def _gpu(device: str) -> str:
         *((f"{kind}-{dtype}", functools.partial(_decode_rows, SHAPES[kind])) for kind in DECODES for dtype in DTYPES),
         ("rows-decode", _scaled_rows),
         ("chosen-decode", _chosen_rows),
+        ("chosen-prefill", _chosen_prompt_rows),
         *((f"prefill-{name}", _prefill_rows) for name in PREFILLS),
         ("cache", _cache_rows),
         ("pack", _pack_rows),
@@ -382,20 +385,39 @@ def _chosen_rows(record: dict[str, Any]) -> Iterator[list[str]]:
             call = f"decode {requests} x {q_len}, {keys}, {heads} heads, {name} rows"
             row_bytes, lists = ROW_BYTES[name], int(requests) * int(q_len)
             rate = f"{lists * record['top_k'] * row_bytes / ours * 1e-3:,.0f} GB/s"
-            if alone := gathers.get((row_bytes, lists)):
+            if alone := gathers.get((row_bytes, f"{lists} lists")):
                 rate += f", {alone / ours:.0%} of a gather"
             yield [call, _us(ours), rate, f"{peer} {_us(micros[0][peer])}", *map(published.bold, ratios)]
 
 
-def _gathers(device: str) -> dict[tuple[int, int], float]:
-    """Return (bytes of a row, lists) -> microseconds of a kernel that only gathers so many lists of 2,048 random rows,
+def _chosen_prompt_rows(record: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield prompts of chosen keys, each format beside FlashMLA, and beside a kernel that only gathers the rows."""
+    queries, top_k = record["queries"], record["top_k"]
+    gathers = _gathers(record["certificate"]["device"], "microbench-gather-prompts")
+    for shape in dict.fromkeys(tuple(x["shape"]) for x in record["results"]):
+        results = [x for x in record["results"] if tuple(x["shape"]) == shape]
+        micros = [{name: timing["median_us"] for name, timing in x["timings"].items()} for x in results]
+        keys, heads = shape
+        for name in (name for name in ROW_BYTES if name in micros[0]):
+            ours = micros[0][name]
+            alone = gathers.get((ROW_BYTES[name], f"{queries} lists of {keys}"))
+            tflops = 2 * queries * top_k * heads * LATENT_COLUMNS / ours * 1e-6
+            rate = f"{tflops:.0f} TFLOP/s" + (f", {alone / ours:.0%} of a gather" if alone else "")
+            call = f"prefill {queries} tokens, {top_k} chosen keys of {keys}, {heads} heads, {name} rows"
+            ratios = [us[name] / us["FlashMLA sparse"] for us in micros]
+            beside = f"FlashMLA {_us(micros[0]['FlashMLA sparse'])}"
+            yield [call, _us(ours), rate, beside, *map(published.bold, ratios)]
+
+
+def _gathers(device: str, record_name: str = "microbench-gather") -> dict[tuple[int, str], float]:
+    """Return (bytes of a row, lists in words) -> microseconds of a kernel that only gathers lists of 2,048 random rows,
     in the fastest of the ways that were measured."""
-    found: dict[tuple[int, int], float] = {}
-    for record in published.of_devices("microbench-gather", device):
+    found: dict[tuple[int, str], float] = {}
+    for record in published.of_devices(record_name, device):
         for name, result in record["results"].items():
             _, _, order, row, lists, _ = name.split(".")
             if order == "random":
-                of = int(row.removesuffix("B")), int(lists.removesuffix(" lists"))
+                of = int(row.removesuffix("B")), lists
                 found[of] = min(result["value"], found.get(of, result["value"]))
     return found
 

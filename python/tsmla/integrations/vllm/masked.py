@@ -32,7 +32,8 @@ MOST_BYTES = 256 << 20
 """The most memory of a batch's masks, and of the lists that they are made from. More go by lists."""
 _TABLE = "_MASKED_MHA_THRESHOLDS"
 _LIST_US = 0.375
-"""A token's decode of 2,048 chosen keys, for up to 64 heads: the least of the record chosen-prefill-nvidia-h200-*."""
+"""A token's decode of 2,048 chosen keys in bf16 or fp8_ds_mla, for up to 64 heads: the least of the record
+chosen-prefill-nvidia-h200-*."""
 _HEADS_AT_ONCE = 64
 _KEY_US = {(192, 128): 1.0e-6, (256, 256): 1.35e-6}
 """One query, key and head of a masked prefill of 8,192 tokens with random lists, by the head's dims: records
