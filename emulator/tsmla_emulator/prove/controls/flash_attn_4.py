@@ -1,8 +1,9 @@
-"""flash-attn-4's prefill of 192 and 128 dims, on Hopper and Blackwell."""
+"""flash-attn-4's prefill of 192 and 128 dims, on Hopper and Blackwell, and of 256 on Blackwell."""
 
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import torch
 
@@ -12,15 +13,17 @@ from .control import Control, Package, Peer, Values
 PACKAGE = Package("flash-attn-4", "4.0.0b36", ("quack-kernels", "torch-c-dlpack-ext", "einops", "triton"))
 LENGTHS = ((300, 70, 1), (300, 200, 130))
 """Queries and keys of sequences."""
+NARROW, WIDE = (192, 128), (256, 256)
+"""Columns of a query's head and of a value's."""
 BF16, FP8 = Values(out=3e-3, lse=1e-4), Values(out=3e-2, lse=1e-4)
 
 
-def _prefill(dtype: torch.dtype, causal: bool) -> Values:
+def _prefill(dtype: torch.dtype, causal: bool, dims: tuple[int, int]) -> Values:
     from flash_attn.cute import flash_attn_varlen_func
 
     lengths_q, lengths_kv = LENGTHS
-    heads, scale = 2, 192**-0.5
-    query, key, value = reference.packed(lengths_q, lengths_kv, heads, dtype)
+    heads, scale = 2, dims[0] ** -0.5
+    query, key, value = reference.packed(lengths_q, lengths_kv, heads, dtype, dims)
     with torch.no_grad():
         out, lse, *_ = flash_attn_varlen_func(
             query,
@@ -46,14 +49,15 @@ def controls() -> list[Control]:
             f"prefill, {name}, {'causal' if causal else 'full'}",
             PACKAGE,
             arch,
-            functools.partial(_prefill, dtype, causal),
+            functools.partial(_prefill, dtype, causal, dims),
             limits,
         )
-        for arch, dtype, name, causal, limits in (
-            ("sm_90a", torch.bfloat16, "bf16", True, BF16),
-            ("sm_90a", torch.bfloat16, "bf16", False, BF16),
-            ("sm_100a", torch.bfloat16, "bf16", True, BF16),
-            ("sm_100a", torch.float8_e4m3fn, "fp8", False, FP8),
+        for arch, dtype, name, causal, limits, dims in (
+            ("sm_90a", torch.bfloat16, "bf16", True, BF16, NARROW),
+            ("sm_90a", torch.bfloat16, "bf16", False, BF16, NARROW),
+            ("sm_100a", torch.bfloat16, "bf16", True, BF16, NARROW),
+            ("sm_100a", torch.bfloat16, "bf16, 256 dims", True, BF16, WIDE),
+            ("sm_100a", torch.float8_e4m3fn, "fp8", False, FP8, NARROW),
         )
     ]
 
@@ -70,24 +74,29 @@ def _fixed(
 
 def peers() -> list[Peer]:
     """Return the kernels to model. On Blackwell two CTAs share products where nothing is hidden, and stay for many row
-    tiles."""
+    tiles; with 256 dims they always share products, of 128 query rows each."""
     found = []
     for arch in ("sm_90a", "sm_100a", "sm_103a"):
-        for dims in ((128, 128), (192, 128)):
+        dims_of: dict[Literal["bf16", "e4m3"], list[tuple[int, int]]] = {"bf16": [(128, 128), NARROW], "e4m3": []}
+        if arch != "sm_90a":
+            dims_of["bf16"].append(WIDE)
+            dims_of["e4m3"].append(WIDE)
+        for name, dims in ((name, dims) for name, several in dims_of.items() for dims in several):
+            dtype = torch.bfloat16 if name == "bf16" else torch.float8_e4m3fn
             for causal in (False, True):
-                rows = 128 if arch == "sm_90a" else 256 if causal else 512
-                call = functools.partial(_fixed, torch.bfloat16, dims, causal)
+                rows = 128 if arch == "sm_90a" else 256 if causal or dims == WIDE else 512
+                call = functools.partial(_fixed, dtype, dims, causal)
                 found.append(
                     Peer(
                         PACKAGE,
                         "prefill",
                         arch,
-                        "bf16",
+                        name,
                         dims,
                         call,
                         causal,
                         rows,
-                        persistent=rows == 512,
+                        persistent=arch != "sm_90a" and not causal,
                         section=50 * 2**20 if causal else 0,
                     )
                 )

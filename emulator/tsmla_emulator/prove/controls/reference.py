@@ -15,13 +15,17 @@ rescales."""
 
 
 def packed(
-    lengths_q: Sequence[int], lengths_kv: Sequence[int], heads: int, dtype: torch.dtype
+    lengths_q: Sequence[int],
+    lengths_kv: Sequence[int],
+    heads: int,
+    dtype: torch.dtype,
+    dims: tuple[int, int] = (192, 128),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Make query [sum(q), heads, 192], key [sum(k), heads, 192] and value [sum(k), heads, 128] of sequences, on the
-    GPU."""
-    query = 4 * torch.randn(sum(lengths_q), heads, 192, device="cuda")
-    key = torch.randn(sum(lengths_kv), heads, 192, device="cuda")
-    value = torch.randn(sum(lengths_kv), heads, 128, device="cuda")
+    """Make query [sum(q), heads, d], key [sum(k), heads, d] and value [sum(k), heads, dv] of sequences, on the GPU.
+    dims: d, of query and key, and dv, of value."""
+    query = 4 * torch.randn(sum(lengths_q), heads, dims[0], device="cuda")
+    key = torch.randn(sum(lengths_kv), heads, dims[0], device="cuda")
+    value = torch.randn(sum(lengths_kv), heads, dims[1], device="cuda")
     for of_one in key.split(list(lengths_kv)):
         of_one[:FAINT] *= 0.05
     return query.to(dtype), key.to(dtype), value.to(dtype)
