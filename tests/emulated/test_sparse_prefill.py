@@ -46,7 +46,7 @@ def of_rows(tokens: int, heads: int, top_k: int, dtype: torch.dtype = torch.bflo
     return make_chosen((tokens,), heads, top_k, dtype, page_size=1, page_gap=0, pages=333, output_scale=0.5, **more)
 
 
-@pytest.mark.parametrize("heads", [8, 80])
+@pytest.mark.parametrize("heads", [1, 8, 80, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_rows(gpu, dtype, heads):
     chosen = of_rows(4, heads, 200, dtype, lengths=[200, 64, 0, 3], sinks=torch.randn(heads, device="cuda"))
