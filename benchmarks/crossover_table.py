@@ -93,4 +93,4 @@ def _beside_flash_mla(micros: Micros) -> str:
     for form in ("bf16", "fp8_ds_mla", "e4m3"):
         ratios = [ways[f"lists {form}"] / ways["FlashMLA sparse"] for ways in theirs if f"lists {form}" in ways]
         said += [f"{min(ratios):.2f} to {max(ratios):.2f} in {form}"] if ratios else []
-    return f"Of FlashMLA's time, tsmla_sparse_prefill takes {' and '.join(said)}." if said else ""
+    return f"Of FlashMLA's time, tsmla_sparse_prefill takes {', '.join(said)}." if said else ""

@@ -11,7 +11,7 @@ from .engines.model import OURS, Backend
 
 
 def records() -> list[dict[str, Any]]:
-    return published.all_of("vllm-throughput")
+    return [*published.all_of("vllm-throughput"), *published.all_of("vllm-first-token")]
 
 
 def rows(record: dict[str, Any]) -> Iterator[list[str]]:

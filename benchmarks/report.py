@@ -110,9 +110,8 @@ This page is written by `python -m benchmarks report`.
 
 ## What else was measured
 
-Since 2026-11-28 8-bit kernels of Hopper sum values in float32 or as float16 (changelog). Rows of e4m3 from before are
-left out, those on an H100 and of few requests among them, until they are measured again; but e4m3 masks in the table of
-masks and lists are of the kernels before, which took 0.86 to 0.96 of today's time with (192, 128).
+Since 2026-11-28 8-bit kernels of Hopper sum values in float32 or as float16 (changelog). Prefills in e4m3 on an H100
+from before are left out, until they are measured again.
 
 {cold_start} ({cold_certificate})
 

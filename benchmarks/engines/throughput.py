@@ -1,4 +1,5 @@
-"""Throughput of vLLM's MLA backends on one model: engines side by side on one GPU, asked in turn.
+"""Throughput of vLLM's MLA backends on one model, or, with cases of one new token, the time to it: engines side by side
+on one GPU, asked in turn.
 
     python -m benchmarks engine-throughput auto TSMLA FLASHMLA --heads 128 --case 64x4096+256 --case 16x16384+256
     python -m benchmarks engine-throughput FLASHMLA_SPARSE TSMLA --sparse --kv fp8_ds_mla --case 64x4096+256
@@ -63,7 +64,8 @@ def run(options: argparse.Namespace) -> None:
             raise engine
         engines.append(engine)
     drafts = options.speculate and f"-{options.speculate['method']}-{options.speculate['num_speculative_tokens']}"
-    name = f"vllm-throughput-{model.label(options)}{drafts or ''}{'-cached' * options.cached}"
+    kind = "first-token" if all(case.new == 1 for case in options.case) else "throughput"
+    name = f"vllm-{kind}-{model.label(options)}{drafts or ''}{'-cached' * options.cached}"
     results: list[dict[str, Any]] = []
     profiles: dict[str, Any] = {}
     record = {
