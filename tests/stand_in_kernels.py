@@ -113,7 +113,8 @@ def merged(
 
 def read_cache(variant: Variant, given: SimpleNamespace) -> None:
     """A stand-in for the kernel that reads page tables."""
-    starts, first = given.cum_seq_lens.tolist(), given.seq_starts.tolist()
+    starts = given.cum_seq_lens.tolist()
+    first = torch.from_dlpack(given.seq_starts).tolist() or [0] * len(starts)  # left out, there are none
     for b, table in enumerate(given.block_tables.tolist()):
         for key in range(starts[b], starts[b + 1]):
             page, place = divmod(first[b] + key - starts[b], given.cache.shape[1])

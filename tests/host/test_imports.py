@@ -59,6 +59,7 @@ PLUG_INS = {
         "masked",
         "mha",
         "prefill",
+        "prompts",
         "queries",
         "ready",
         "served",

@@ -19,6 +19,7 @@ import torch
 from mla_layer import BF16, DECODED, HEADS, SCALE, Problem, close
 from stand_in_kernels import rows
 from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS
 from tsmla.integrations import vllm as plugin
 from tsmla.integrations.vllm import contract
 
@@ -36,6 +37,7 @@ from tsmla.integrations.vllm.prefill import TsmlaPrefill  # noqa: E402
 from tsmla.integrations.vllm.sparse import TsmlaSparseImpl  # noqa: E402
 from tsmla.integrations.vllm.sparse_backend import TsmlaSparseBackend  # noqa: E402
 from tsmla.integrations.vllm.sparse_builder import TsmlaSparseMetadata, TsmlaSparseMetadataBuilder  # noqa: E402
+from tsmla.problems.rows import numbers_in, stored_as  # noqa: E402
 from vllm.config.attention import AttentionConfig  # noqa: E402
 from vllm.platforms.interface import DeviceCapability  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
@@ -349,6 +351,27 @@ def test_vllms_metadata_of_sparse_attention(sparse_builder, make_sparse):
         own = cache[table[request, [1, 0, 1]].long(), 0].double()
         want, _ = rows(0.1 * q[token].double() @ own.T, own[:, :512])
         close(out[token], want)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_vllms_metadata_of_prompts_over_rows_of_656_bytes(sparse_builder, make_sparse):
+    """A decode of two tokens, and prompts that end in a page and with one: their keys are read into bf16 rows."""
+    table = torch.tensor([[3, 1, 9], [0, 4, 5], [2, 7, 8]], dtype=torch.int32)
+    built = sparse_builder.build(0, common([0, 2, 5, 10], [9, 7, 12], table))
+    assert (built.num_decodes, built.num_prefills) == (1, 2) and built.prompts is built.prompts
+    assert built.prompts.starts.tolist() == [0, 8, 20] and built.prompts.rows == 20
+    assert built.prompts.pages[1:].tolist() == [[0, 1, 2], [2, 3, 4]]
+    row = ROWS["fp8_ds_mla"]
+    cache = stored_as(row, torch.randn(10, 4, 576).to(BF16))
+    chosen = torch.full((10, 12), -1, dtype=torch.int32)
+    chosen[:, :3] = torch.tensor([6, 0, 6], dtype=torch.int32)
+    q = torch.randn(10, 17, 576).to(BF16)
+    impl = make_sparse(chosen, heads=17, cache="fp8_ds_mla")
+    out, _ = impl.forward_mqa(q, cache.view(torch.uint8), built, None)
+    for token, request in enumerate(built.req_id_per_token.tolist()):
+        own = numbers_in(row, cache[table[request, [1, 0, 1]].long(), torch.tensor([2, 0, 2])]).double()
+        want, _ = rows(0.1 * q[token].double() @ own.T, own[:, :512])
+        torch.testing.assert_close(out[token].double(), want, rtol=1.5e-2, atol=0.03)
 
 
 @pytest.mark.parametrize("contexts", [[45, 9, 0, 50], [0, 0, 0, 0]])

@@ -17,7 +17,7 @@ from tsmla.identity.plan import plan_decode
 from tsmla.identity.row_format import ROWS
 from tsmla.identity.variant import DecodeVariant, Dtype, KeyMaskVariant, PrefillVariant, ReadCacheVariant
 from tsmla.integrations.shared import ready as shared_ready
-from tsmla.integrations.vllm import PREFILL, SPARSE, layer, masked, name_in, options, ready, served, sparse
+from tsmla.integrations.vllm import PREFILL, SPARSE, layer, masked, name_in, options, prompts, ready, served, sparse
 from tsmla.integrations.vllm import prefill as vllm_prefill
 from tsmla.integrations.vllm.prefill import TsmlaPrefill
 from tsmla.integrations.vllm.sparse_builder import TsmlaSparseMetadataBuilder
@@ -132,18 +132,82 @@ def test_queries_for_it_are_quantised_in_parts_where_vllm_would_join_them_first(
 
 @pytest.mark.parametrize("gap", [0, 2])
 def test_rows_of_656_bytes(kernels, make_sparse, converted_by, gap):
-    row = ROWS["fp8_ds_mla"]
     batch = some()
+    cache, table = of_656_bytes(batch, gap)
+    impl = make_sparse(batch.chosen, cache="fp8_ds_mla")
+    assert not impl.supports_quant_query_input
+    q = torch.randn(5, 2, 576).to(BF16)
+    out, _ = impl.forward_mqa(q, cache, batch.metadata(table), LAYER)
+    assert kernels.asked == [FROM_ROWS]
+    close(out, batch.expected(q), atol=0.03)
+
+
+def of_656_bytes(batch: Batch, gap: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """A cache of such rows, those that nobody has 0xFF, and its page table; the batch's keys become what it holds."""
+    row = ROWS["fp8_ds_mla"]
     batch.keys = [numbers_in(row, stored_as(row, own)).to(BF16) for own in batch.keys]
     cache, table = batch.stored(gap)
     pool = torch.full((len(cache), PAGE + gap, 656), 255, dtype=torch.uint8)
     pool[:, :PAGE] = stored_as(row, cache).view(torch.uint8)
-    impl = make_sparse(batch.chosen, cache="fp8_ds_mla")
-    assert not impl.supports_quant_query_input
-    q = torch.randn(5, 2, 576).to(BF16)
-    out, _ = impl.forward_mqa(q, pool[:, :PAGE], batch.metadata(table), LAYER)
-    assert kernels.asked == [DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, row, gathers=True)]
+    return pool[:, :PAGE], table
+
+
+def with_prompts(batch: Batch, table: torch.Tensor, decodes: int) -> types.SimpleNamespace:
+    """vLLM's metadata where all requests but the first ones are prompts."""
+    metadata = batch.metadata(table)
+    metadata.num_decodes, metadata.num_prefills = decodes, len(batch.keys) - decodes
+    metadata.num_decode_tokens = sum(request < decodes for request in batch.requests)
+    metadata.num_actual_tokens = len(batch.requests)
+    metadata.lengths = torch.tensor([len(own) for own in batch.keys], dtype=torch.int32)
+    metadata.prompts = prompts.of(metadata)
+    return metadata
+
+
+ROW = ROWS["fp8_ds_mla"]
+FROM_BF16 = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, gathers=True)
+FROM_ROWS = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, ROW, gathers=True)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("decodes", [0, 2])
+def test_prompts_over_rows_of_656_bytes_are_decoded_from_bf16(kernels, make_sparse, converted_by, decodes, joined):
+    """Prompts that fill pages and that do not, whose tokens chose nothing or their last key; decodes read the rows."""
+    lengths = [5, 70, 33, 3 * PAGE, 1][0 if decodes else 2 :]
+    requests = [*([0, 1, 1] if decodes else []), *(decodes + n for n in (0, 0, 0, 1, 2))]
+    batch = Batch.drawn(lengths, requests, 24, [3, 24, 1, 3, 24, 0, 7, 23, 2][-len(requests) :])
+    batch.chosen[-2, 0] = 3 * PAGE - 1
+    cache, table = of_656_bytes(batch, gap=2)
+    heads = prompts.MOST_HEADS_THAT_DECODE + 1
+    impl = make_sparse(batch.chosen, heads=heads, cache="fp8_ds_mla")
+    parts = torch.randn(len(requests), heads, 512).to(BF16), torch.randn(len(requests), heads, 64).to(BF16)
+    q = torch.cat(parts, -1)
+    out, lse = impl.forward_mqa(q if joined else parts, cache, with_prompts(batch, table, decodes), LAYER)
     close(out, batch.expected(q), atol=0.03)
+    assert lse is None and out.dtype == BF16
+    assert kernels.asked == [ReadCacheVariant(Arch.SM90A, Dtype.BF16, ROW), *[FROM_ROWS] * bool(decodes), FROM_BF16]
+
+
+def test_keys_are_read_where_tokens_are_many_enough_and_memory_is():
+    def read(tokens: int, *keys: int) -> int:
+        given = {"num_decodes": 1, "num_prefills": len(keys), "num_decode_tokens": 2, "num_actual_tokens": 2 + tokens}
+        lengths, table = torch.tensor([10**9, *keys]), torch.zeros(1, dtype=torch.int32)
+        found = prompts.of(types.SimpleNamespace(**given, lengths=lengths, block_table=table, block_size=64))
+        return 0 if found is None else found.rows
+
+    assert read(129, 129 * 256) == 129 * 256 and read(129, 129 * 256 + 1) == 0
+    assert read(200, 1, 64, 65) == 64 + 64 + 128
+    most = masked.MOST_BYTES // 1152 // 64 * 64
+    assert read(8192, most) == most and read(8192, most + 1) == read(8192, most - 64, 65) == 0
+    assert read(0) == 0
+
+
+@pytest.mark.parametrize("given", [{"heads": 16}, {"cache": "auto"}, {"ranks": 2}, {"invariant": True}], ids=str)
+def test_prompts_are_decoded_as_they_are_stored(make_sparse, config, monkeypatch, given):
+    """Where few heads have a faster kernel, rows are bf16, others have some of the keys, or bits must not depend on the
+    batch."""
+    config.parallel_config.decode_context_parallel_size = given.pop("ranks", 1)
+    monkeypatch.setattr("vllm.envs.VLLM_BATCH_INVARIANT", given.pop("invariant", False), raising=False)
+    assert not make_sparse(**{"heads": 64, "cache": "fp8_ds_mla", **given})._reads_prompts
 
 
 @pytest.mark.skipif(512 not in served.SHAPES, reason="tsmla has no rows without rope")
@@ -425,16 +489,18 @@ def test_the_reserved_workspace_does_for_every_batch(heads):
 
 
 @pytest.mark.usefixtures("kernels")
-def test_kernels_are_loaded_when_a_layer_is_made(monkeypatch, make_sparse):
-    loaded = []
+@pytest.mark.parametrize("heads", [2, 64])
+def test_kernels_are_loaded_when_a_layer_is_made(monkeypatch, make_sparse, heads):
+    """That of bf16 rows, too, and the memory for them counted, where prompts are read into such."""
+    loaded, made = [], []
     monkeypatch.setattr(ready, "arch", lambda: Arch.SM90A)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(shared_ready, "warmup", lambda variants: loaded.append(list(variants)))
+    monkeypatch.setattr(shared_ready, "warmup", lambda variants: loaded.extend(variants))
     monkeypatch.setattr(shared_ready, "_loaded", set())
-    make_sparse(cache="fp8_ds_mla")
-    row = ROWS["fp8_ds_mla"]
-    decode = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, row, gathers=True)
-    assert loaded == [[decode, ReadCacheVariant(Arch.SM90A, Dtype.BF16, row)]]
+    monkeypatch.setattr(torch, "empty", lambda *size, **named: made.append((size, named["dtype"])))
+    make_sparse(cache="fp8_ds_mla", heads=heads).reserve_workspace()
+    assert set(loaded) == {FROM_ROWS, ReadCacheVariant(Arch.SM90A, Dtype.BF16, ROW), *[FROM_BF16] * (heads > 16)}
+    assert set(made) == ({((masked.MOST_BYTES,), torch.int8)} if heads > 16 else set())
 
 
 def test_layers_that_cannot_be_served_are_refused(make_sparse):

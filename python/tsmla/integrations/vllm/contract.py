@@ -53,6 +53,7 @@ CONTRACT: tuple[Function | Names, ...] = (
     ),
     Names(f"{_LAYER}:QueryLenSupport", "UNIFORM"),
     Names(f"{_BACKEND}:AttentionCGSupport", "UNIFORM_BATCH"),
+    Names(f"{_BACKEND}:CommonAttentionMetadata", "seq_lens_cpu_upper_bound"),
     Names(
         f"{_BACKEND}:AttentionImplBase",
         "can_return_lse_for_decode lse_base_on_e supports_dcp need_to_return_lse_for_decode supports_quant_query_input "

@@ -3,7 +3,7 @@
 The layer's indexer writes lists of positions for each query token. vLLM turns them into rows of the cache, without
 those of other ranks, and `tsmla_decode` takes such lists. Prompts of no more keys than a list names are prefilled as
 those of dense layers, longer ones with a mask of what their tokens chose as far as that pays (`masked`). All other
-tokens, of prompts too, are decoded, each with its own list.
+tokens, of prompts too, are decoded, each with its own list, from keys in bf16 where that is faster (`prompts`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import torch
 from vllm.model_executor.layers.attention.sparse_mla_attention import SparseMLACommonImpl
 from vllm.v1.attention.backends.mla import sparse_utils
 
+from tsmla.identity.dtype import Dtype
+from tsmla.integrations.shared.ready import decode_kernels
+from tsmla.integrations.shared.rows import plain_row
 from tsmla.operators.decode import tsmla_decode
 
-from . import masked
+from . import masked, ready, served
 from .layer import TsmlaLayer
 from .masked import Chosen
+from .prompts import MOST_HEADS_THAT_DECODE, Prompts
 from .sparse_builder import TsmlaSparseMetadata
 
 _VLLM_CONVERTS = hasattr(SparseMLACommonImpl, "_forward_mqa_kernel")
@@ -40,12 +44,29 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
             raise NotImplementedError("tsmla decodes chosen keys without a sliding window")
         dims = self.qk_nope_head_dim + self.qk_rope_head_dim, self.v_head_dim
         self.masked_mha_available = masked.offer(config, self.num_heads, dims)
+        self._reads_prompts = self._may_read_prompts(config)
+        if self._reads_prompts and (arch := ready.arch()) is not None:
+            row = plain_row(Dtype.BF16, self.kv_lora_rank + self.qk_rope_head_dim)
+            assert row is not None
+            decode_kernels(arch, Dtype.BF16, Dtype.BF16, row, lse=True, gathers=True)
         return 1
 
+    def _may_read_prompts(self, config: Any) -> bool:
+        """Whether tokens of prompts are decoded from keys that are made bf16 first. Which prompts are depends on the
+        batch."""
+        return (
+            self.kv_cache_dtype in served.ROWS_CACHES
+            and self.num_heads > MOST_HEADS_THAT_DECODE
+            and config.parallel_config.decode_context_parallel_size == 1
+            and getattr(config.attention_config, "hisparse_config", None) is None
+            and not self._batch_invariant
+        )
+
     def reserve_workspace(self) -> None:
-        """Make vLLM's profile run count the memory of masks, which torch's allocator then has for them."""
+        """Make vLLM's profile run count the memory of masks, or of a batch's keys in bf16, which torch's allocator then
+        has for them."""
         super().reserve_workspace()
-        if self.masked_mha_available:
+        if self.masked_mha_available or (self._reads_prompts and ready.arch() is not None):
             torch.empty(masked.MOST_BYTES, dtype=torch.int8, device="cuda")
 
     def masked_mha_workspace_fits(self, prefill: Any) -> bool:  # type: ignore[override]
@@ -77,13 +98,44 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
         q: [tokens, heads, 576], or its parts of 512 and 64 (512 and 0 without rope); joined, it is e4m3 for an FP8
         cache whose rows have no scales.
         """
+        tokens = (q[0] if isinstance(q, tuple) else q).shape[0]
+        if self._reads_prompts and tokens > attn_metadata.num_decode_tokens and attn_metadata.prompts is not None:
+            return self._with_prompts(q, kv_c_and_k_pe_cache, attn_metadata, attn_metadata.prompts, layer), None
         if _VLLM_CONVERTS:
             return super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
-        tokens = (q[0] if isinstance(q, tuple) else q).shape[0]
-        positions = self.topk_indices_buffer[:tokens]
-        slots, counts = sparse_utils.triton_filter_and_convert_dcp_index(
-            attn_metadata.req_id_per_token[:tokens],
-            attn_metadata.block_table,
+        slots, counts = self._slots(attn_metadata, slice(tokens), attn_metadata.block_table)
+        return self._attend(q, kv_c_and_k_pe_cache, slots, counts, layer)
+
+    def _with_prompts(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_cache: torch.Tensor,
+        attn_metadata: TsmlaSparseMetadata,
+        prompts: Prompts,
+        layer: Any,
+    ) -> torch.Tensor:
+        """Decode tokens of decodes from the cache, and those of prompts, behind them, from their keys in bf16."""
+        latent = q[0] if isinstance(q, tuple) else q
+        tokens, heads, _ = latent.shape
+        out = latent.new_empty((tokens, heads, self.kv_lora_rank))
+        first, table = attn_metadata.num_decode_tokens, attn_metadata.block_table
+        keys = prompts.read(kv_cache, table).unsqueeze(1)
+        for own, cache, pages in ((slice(first), kv_cache, table), (slice(first, tokens), keys, prompts.pages)):
+            if own.stop:  # there may be prompts alone
+                slots, counts = self._slots(attn_metadata, own, pages)
+                query: Any = tuple(part[own] for part in q) if isinstance(q, tuple) else q[own]
+                self._attend(query, cache, slots, counts, layer, out[own])
+        return out
+
+    def _slots(
+        self, attn_metadata: TsmlaSparseMetadata, tokens: slice, pages: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Turn what `tokens` chose into slots of a cache whose requests have these `pages`; and return how many."""
+        assert self.topk_indices_buffer is not None
+        positions = self.topk_indices_buffer[tokens]
+        slots: tuple[torch.Tensor, torch.Tensor] = sparse_utils.triton_filter_and_convert_dcp_index(
+            attn_metadata.req_id_per_token[tokens],
+            pages,
             positions,
             dcp_size=self.dcp_world_size,
             dcp_rank=self.dcp_rank,
@@ -92,7 +144,7 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
             NUM_TOPK_TOKENS=positions.shape[1],
             return_valid_counts=True,
         )
-        return self._attend(q, kv_c_and_k_pe_cache, slots, counts, layer)
+        return slots
 
     def _forward_mqa_kernel(
         self,
@@ -117,8 +169,10 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
         slots: torch.Tensor,
         counts: torch.Tensor,
         layer: Any,
+        out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Decode each token's list of slots, page x page_size + row of `kv_cache`, as far as its count says."""
+        """Decode each token's list of slots, page x page_size + row of `kv_cache`, as far as its count says; into `out`
+        if it is given."""
         query = self._query(q, layer)
         heads = (query[0] if isinstance(query, tuple) else query).shape[1]
         softmax_scale, output_scale = self._factors(layer)
@@ -133,6 +187,7 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
             None,
             softmax_scale,
             output_scale,
+            out=out,
             return_lse=self.need_to_return_lse_for_decode,
             batch_invariant=self._batch_invariant,
             indices=slots,

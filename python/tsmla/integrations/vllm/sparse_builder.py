@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import torch
 from vllm.model_executor.layers.attention import sparse_mla_attention
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata
 
-from . import options
+from . import options, prompts
 from .builder import verifies_adaptively
 
 
@@ -40,7 +41,14 @@ _Common: Any = getattr(sparse_mla_attention, "SparseMLACommonMetadata", _Fields)
 
 
 class TsmlaSparseMetadata(_Common):
-    pass
+    """What vLLM tells, and `lengths`: keys of each request, on the host, at most; of prompts exactly."""
+
+    lengths: torch.Tensor | None = None
+
+    @functools.cached_property
+    def prompts(self) -> prompts.Prompts | None:
+        """The batch's prompts, found out once for all layers that ask."""
+        return prompts.of(self)
 
 
 class TsmlaSparseMetadataBuilder(sparse_mla_attention.SparseMLACommonMetadataBuilder[TsmlaSparseMetadata]):
@@ -56,6 +64,11 @@ class TsmlaSparseMetadataBuilder(sparse_mla_attention.SparseMLACommonMetadataBui
         self._init_reorder_batch_threshold(
             options.decode_threshold(), supports_spec_as_decode=True, supports_dcp_with_varlen=True
         )
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> TsmlaSparseMetadata:
+        metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        metadata.lengths = common_attn_metadata.seq_lens_cpu_upper_bound
+        return metadata
 
     @classmethod
     def get_varlen_cudagraph_max_query_len(cls, vllm_config: Any, kv_cache_spec: Any) -> int | None:
