@@ -9,6 +9,8 @@ import pytest
 import stub_vllm
 import torch
 from stand_in_kernels import rows
+from tsmla.identity.row_format import ROWS
+from tsmla.problems.rows import numbers_in, stored_as
 
 if not stub_vllm.REAL_VLLM:
     stub_vllm.install()
@@ -107,6 +109,51 @@ def test_decode_of_chosen_keys(gpu, gap):
         want, natural = rows(SCALE * q[token] @ keys.T, keys[:, :512])
         torch.testing.assert_close(out[token].cpu().double(), want, rtol=2e-2, atol=1e-2)
         torch.testing.assert_close(lse[token].cpu().double(), natural / math.log(2), rtol=1e-3, atol=1e-3)
+
+
+def test_prompts_over_rows_of_656_bytes(gpu, monkeypatch):
+    """Two prompts are decoded from keys that are read into bf16 first, a decode before them from its rows. Pages are
+    strided; rows that no key has are 0xFF."""
+    from tsmla.integrations.vllm import prompts, sparse
+
+    def slots_of(requests, table, positions, BLOCK_SIZE, **rest):
+        pages = table[requests.long()[:, None], positions.clamp(min=0).long() // BLOCK_SIZE]
+        found = torch.where(positions < 0, -1, pages * BLOCK_SIZE + positions % BLOCK_SIZE)
+        return found.int(), (positions >= 0).sum(-1).int()
+
+    monkeypatch.setattr(sparse.sparse_utils, "triton_filter_and_convert_dcp_index", slots_of)
+    row, lengths, tokens = ROWS["fp8_ds_mla"], [5, 70, 32], [1, 3, 2]
+    heads, table = prompts.MOST_HEADS_THAT_DECODE + 1, torch.arange(15, dtype=torch.int32).view(3, 5).flip(0)
+    stored = [stored_as(row, torch.randn(length, 576).to(torch.bfloat16)) for length in lengths]
+    pool = torch.full((15, 2, 16, 656), 255, dtype=torch.uint8)
+    for own, pages in zip(stored, table.tolist(), strict=True):
+        for place, key in enumerate(own.view(torch.uint8)):
+            pool[pages[place // 16], 1, place % 16] = key
+    requests = torch.repeat_interleave(torch.arange(3), torch.tensor(tokens))
+    chosen = torch.full((6, 40), -1, dtype=torch.int32)
+    for token, request in enumerate(requests.tolist()):
+        chosen[token, : 7 * token] = torch.randint(0, lengths[request], (7 * token,))
+    metadata = types.SimpleNamespace(
+        num_decodes=1, num_prefills=2, num_decode_tokens=1, num_actual_tokens=6, block_size=16,
+        lengths=torch.tensor(lengths), block_table=table.to("cuda"), req_id_per_token=requests.int().to("cuda"),
+        cp_kv_cache_interleave_size=1,
+    )  # fmt: skip
+    metadata.prompts = prompts.of(metadata)
+    impl = object.__new__(sparse.TsmlaSparseImpl)
+    impl.__dict__.update(
+        scale=SCALE, kv_lora_rank=512, qk_rope_head_dim=64, _fp8=False, _quantises=False, _batch_invariant=False,
+        _reads_prompts=True, topk_indices_buffer=chosen.to("cuda"), dcp_world_size=1, dcp_rank=0,
+        need_to_return_lse_for_decode=False,
+        _workspace=lambda heads, device: torch.empty(1 << 22, dtype=torch.int8, device=device),
+    )  # fmt: skip
+    latent = torch.randn(heads, 6, 512, dtype=torch.bfloat16, device="cuda").transpose(0, 1)
+    rope = torch.randn(6, heads, 192, dtype=torch.bfloat16, device="cuda")[..., 128:]
+    out, _ = impl.forward_mqa((latent, rope), pool.to("cuda")[:, 1], metadata, None)
+    q = torch.cat((latent, rope), -1).cpu().double()
+    for token, request in enumerate(requests.tolist()):
+        keys = numbers_in(row, stored[request])[chosen[token, : 7 * token].long()].double()
+        want, _ = rows(SCALE * q[token] @ keys.T, keys[:, :512])
+        torch.testing.assert_close(out[token].cpu().double(), want, rtol=2e-2, atol=1e-2)
 
 
 def test_prefill(gpu):
