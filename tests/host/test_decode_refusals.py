@@ -247,6 +247,13 @@ def test_tensors_that_are_not_what_memory_holds_are_named(recorder, case, name):
     assert recorder.launches == []
 
 
+def test_a_nested_query_of_as_many_dimensions_as_packed_ones_is_named(recorder):
+    """It has no shape that could be told."""
+    make, message = ODD["nested"]
+    with pytest.raises(ArgumentError, match=f"^tsmla_decode: query {message.format(name='query')}"):
+        tsmla_decode(**inputs(query=make(bf16(HEADS, 576))))
+
+
 @pytest.mark.parametrize("name", ["query", "kv_cache", "out"])
 @pytest.mark.parametrize("case", ["negated", "fake", "needs a gradient"])
 def test_they_are_named_after_calls_that_are_alike(recorder, case, name):

@@ -23,7 +23,7 @@ def is_packed(query: torch.Tensor, cum_seq_lens_q: torch.Tensor | None, max_q_le
                 f"{_OPERATOR}: max_q_len is given but cum_seq_lens_q is not; without it, every request has query's "
                 "q_len tokens"
             )
-        if isinstance(query, torch.Tensor) and query.ndim == 3:
+        if isinstance(query, torch.Tensor) and not query.is_nested and query.ndim == 3:
             raise ArgumentError(
                 f"{_OPERATOR}: query has shape {list(query.shape)}; it must be [batch, q_len, heads, columns], or "
                 "cum_seq_lens_q must be given"
