@@ -45,7 +45,9 @@ def _row(options: dict[str, Any], result: dict[str, Any], first: Backend, backen
     ]
     tokens = f"{int(requests) * int(new) / statistics.median(seconds):,.0f} tokens/s"
     time, rate = (f"{statistics.median(seconds) * 1e3:,.0f} ms", "") if new == "1" else ("", tokens)
-    beside = first.name if first.name != backend.name else f"{first.name}, {cache_of(first, options)} cache"
+    cache = cache_of(first, options)
+    alike = first.name != backend.name and cache == cache_of(backend, options)
+    beside = first.name if alike else f"{first.name}, {cache} cache"
     return [", ".join(filter(None, said)), time, rate, beside, _ratio(result["seconds"][str(first)], seconds), ""]
 
 

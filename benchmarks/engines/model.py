@@ -141,10 +141,14 @@ def forwarded(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def label(options: argparse.Namespace) -> str:
-    """Return the part of a record's name that says which model and cache it is about, and on how many GPUs."""
+    """Return the part of a record's name that says which model and cache it is about, on how many GPUs, and what drafts
+    tokens."""
     gpus = max(backend.gpus for backend in options.backends)
-    wide = f"-{options.dims}" if options.dims != 192 else ""
-    return f"{options.kv}-{options.heads}-heads{wide}{'-sparse' * options.sparse}{f'-{gpus}-gpus' * (gpus > 1)}"
+    parts = [options.kv, f"{options.heads}-heads", f"{options.dims}" * (options.dims != 192)]
+    parts += ["sparse" * options.sparse, f"{gpus}-gpus" * (gpus > 1)]
+    if options.speculate:
+        parts.append(f"{options.speculate['method']}-{options.speculate['num_speculative_tokens']}")
+    return "-".join(filter(None, parts))
 
 
 def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any, float]:

@@ -63,9 +63,8 @@ def run(options: argparse.Namespace) -> None:
         if isinstance(engine, EngineError):
             raise engine
         engines.append(engine)
-    drafts = options.speculate and f"-{options.speculate['method']}-{options.speculate['num_speculative_tokens']}"
     kind = "first-token" if all(case.new == 1 for case in options.case) else "throughput"
-    name = f"vllm-{kind}-{model.label(options)}{drafts or ''}{'-cached' * options.cached}"
+    name = f"vllm-{kind}-{model.label(options)}{'-cached' * options.cached}"
     results: list[dict[str, Any]] = []
     profiles: dict[str, Any] = {}
     record = {

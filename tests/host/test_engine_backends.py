@@ -59,9 +59,10 @@ def test_a_setting_overrules_the_options_of_all(monkeypatch):
     [
         (["TSMLA"], "auto-16-heads"),
         (["auto", "TSMLA,tensor_parallel_size=4", "--heads", "8", "--kv", "fp8"], "fp8-8-heads-4-gpus"),
+        (["TSMLA", "--sparse", "--speculate", "mtp:3"], "auto-16-heads-sparse-mtp-3"),
     ],
 )
-def test_records_of_several_gpus_have_names_of_their_own(given, label):
+def test_records_are_named_after_what_they_are_about(given, label):
     parser = argparse.ArgumentParser()
     model.add_arguments(parser)
     assert model.label(parser.parse_args(given)) == label
@@ -171,13 +172,15 @@ def test_a_row_is_beside_the_backend_that_shares_work_among_gpus_as_it_does():
         f"TSMLA,{contexts}": [4.0],
         f"FLASHMLA,{tensors}": [5.0],
         f"TSMLA,{tensors}": [4.0],
+        f"TSMLA,{tensors},kv_cache_dtype=fp8": [2.0],
     }
     options = {"heads": 64, "layers": 24, "kv": "auto", "cached": True}
     record = {"options": options, "results": [{"case": "4x65+2", "seconds": seconds}]}
-    shares, divides = engine_tables.rows(record)
+    shares, divides, quantises = engine_tables.rows(record)
     model_of = "vLLM 4 x 65 + 2, prompts cached, 64 heads, 24 layers, bf16 cache, 2 GPUs"
     assert shares == [f"{model_of}, which share contexts", "", "2 tokens/s", "FLASHMLA", "0.500", ""]
     assert divides == [model_of, "", "2 tokens/s", "FLASHMLA", "0.800", ""]
+    assert quantises[3:] == ["FLASHMLA, bf16 cache", "0.250", ""]
 
 
 def test_the_time_to_a_first_token_is_beside_the_fastest_backend_with_this_cache():
