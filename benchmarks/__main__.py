@@ -35,6 +35,7 @@ COMMANDS = {
     "predict-clocks": "predict_clocks",
     "predict-chosen": "predict_chosen",
     "predict-peers": "predict_peers",
+    "definitions": "definitions.write",
     "report": "report",
 }
 """Name -> module, which has `add_arguments(parser)` and `run(options)`, whose result is the exit status."""

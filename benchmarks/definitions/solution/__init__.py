@@ -1,0 +1,1 @@
+"""Operators by tsmla. The text of each module is a solution's source."""
