@@ -14,6 +14,15 @@ def records() -> list[dict[str, Any]]:
     return [*published.all_of("vllm-throughput"), *published.all_of("vllm-first-token")]
 
 
+def newest_rows(records: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the rows of records, of those that are about the same the one of the last record, in the first one's
+    place."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        found |= {(row[0], row[3]): row for row in rows(record)}
+    return list(found.values())
+
+
 def rows(record: dict[str, Any]) -> Iterator[list[str]]:
     """Yield a row for each case and backend of tsmla's, beside the first backend, or the fastest with this one's
     arguments, such as how GPUs share work."""

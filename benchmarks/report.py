@@ -163,7 +163,7 @@ def _gpu(device: str) -> str:
     records = [(rows, record) for name, rows in kinds for record in published.of_devices(name, device)]
     table = [row for rows, record in records for row in rows(record)]
     engines = [record for record in engine_tables.records() if record["certificate"]["device"] == device]
-    table += [row for record in engines for row in engine_tables.rows(record)]
+    table += engine_tables.newest_rows(engines)
     head = ["call", "ours", "rate", "beside", "ratio", "back to back"]
     said = [f"- {published.certificate(record)}{_counted(record)}" for _, record in records]
     said += [f"- {published.certificate(record)}" for record in engines]

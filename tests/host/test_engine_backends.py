@@ -193,6 +193,18 @@ def test_the_time_to_a_first_token_is_beside_the_fastest_backend_with_this_cache
     assert rows == [f"{call}, fp8_ds_mla cache", "1,500 ms", "", "FASTEST", "3.000", ""]
 
 
+def test_a_row_is_of_the_last_record_that_has_it():
+    options = {"heads": 64, "layers": 24, "kv": "fp8"}
+    older, newer = (
+        {
+            "options": options,
+            "results": [{"case": case, "seconds": {"FLASHMLA": [8.0], "TSMLA": [own]}} for case in cases],
+        }
+        for cases, own in ((("1x64+2", "4x64+2"), 8.0), (("4x64+2",), 4.0))
+    )
+    assert [row[4] for row in engine_tables.newest_rows([older, newer])] == ["1.000, tie", "0.500"]
+
+
 class Asked:
     """Stands in for an engine: notes how many prompts it is given, and their seed."""
 
