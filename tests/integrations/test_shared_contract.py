@@ -31,3 +31,10 @@ def test_a_broken_contract_is_told_clause_by_clause():
     assert told[2] == f"{__name__}:Older has no mla_prefill_backend"
     assert "gone is not there" in told[3] and "gone is not there" in told[4]
     assert told[5:] == [f"{__name__}:Older has no prefill"]
+
+
+def test_an_engine_that_cannot_be_imported_is_told_of(tmp_path, monkeypatch):
+    """Its modules may raise anything, such as where a file beside them is missing."""
+    (tmp_path / "an_engine.py").write_text("raise RuntimeError('no kernels beside it')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert contract.broken([contract.Names("an_engine", "x")]) == ["an_engine is not there: no kernels beside it"]

@@ -60,7 +60,7 @@ def _complaints(clause: Function | Names) -> Iterator[str]:
         if clause.beside and not _is_there(clause.beside):
             return
         found = _found(clause.path)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # importing an engine runs its code, which may raise anything
         yield f"{clause.path} is not there: {error}"
         return
     if isinstance(clause, Names):
