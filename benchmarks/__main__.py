@@ -21,6 +21,7 @@ COMMANDS = {
     "decode": "bench_decode",
     "decode-rows": "bench_decode_rows",
     "decode-chosen": "bench_decode_chosen",
+    "counters": "counters",
     "pack": "bench_pack",
     "cache": "bench_cache",
     "cold-start": "cold_start",
