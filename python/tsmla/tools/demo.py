@@ -161,6 +161,23 @@ def _decode() -> Called:
     return Called(text, seconds, _attended(out, lse, expected, expected_lse / math.log(2)))
 
 
+def _sparse_prefill() -> Called:
+    import torch
+
+    from ..operators.sparse_prefill import tsmla_sparse_prefill
+
+    tokens, top_k, keys, heads = 3, 130, 500, 16
+    rows, q = _random(keys, LATENT_DIM + ROPE_DIM), _random(tokens, heads, LATENT_DIM + ROPE_DIM)
+    lists = torch.stack([torch.randperm(keys)[:top_k] for _ in range(tokens)])
+    scale = 1 / math.sqrt(192)
+    (out, lse), seconds = _timed(lambda: tsmla_sparse_prefill(q, rows, lists.int().to("cuda"), scale, return_lse=True))
+    chosen = [rows[own.to("cuda"), None].expand(-1, heads, -1) for own in lists]
+    parts = [_attention(q[t : t + 1], k, k[..., :LATENT_DIM], scale) for t, k in enumerate(chosen)]
+    expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    text = f"{tokens} tokens, {top_k} of {keys} keys, {heads} heads"
+    return Called(text, seconds, _attended(out, lse, expected, expected_lse))
+
+
 def _write_cache() -> Called:
     keys, rows, slots, seconds = _written()
     from ..problems.rows import numbers_in
@@ -212,6 +229,7 @@ CALLS: dict[str, Callable[[], Called]] = {
     "mla_kv_pack_quantize_fp8": _pack,
     "tsmla_prefill": _prefill,
     "tsmla_decode": _decode,
+    "tsmla_sparse_prefill": _sparse_prefill,
     "mla_write_cache": _write_cache,
     "mla_read_cache": _read_cache,
     "mla_quantize_q": _quantize_q,

@@ -34,11 +34,12 @@ INSTALL = "`pip install . ./emulator` in a checkout of tsmla"
 
 
 def examples(arch: Arch) -> list[Variant]:
-    """The kernels that the demo calls: one of each operator."""
+    """The kernels that the demo calls: one of each operator, whose chosen keys another decode gathers."""
     return [
         PackVariant(arch, Dtype.BF16, Dtype.E4M3, 128, 64, 128),
         PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True),
         DecodeVariant(arch, Dtype.BF16, Dtype.BF16, lse=True),
+        DecodeVariant(arch, Dtype.BF16, Dtype.BF16, lse=True, gathers=True),
         WriteCacheVariant(arch, Dtype.BF16, ROWS["fp8_ds_mla"]),
         ReadCacheVariant(arch, Dtype.BF16, ROWS["fp8_ds_mla"]),
         QuantizeQVariant(arch, Dtype.BF16, ROWS["snapmla"]),
