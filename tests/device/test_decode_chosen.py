@@ -37,6 +37,7 @@ CASES = {
     "one token": ((1,), 16, 1500, {}),
     "nearly all outside": ((7,), 16, 192, {"outside": 0.97}),
     "more tokens than SMs": ((140,), 128, 300, {}),
+    "more than 65,535 query rows": ((520,), 128, 4, {}),
 }
 
 

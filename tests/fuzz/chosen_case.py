@@ -109,7 +109,11 @@ def chosen_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Cho
     # Where warps take turns after each instruction, those that poll run as often as others: a list of 400 keys is not
     # done after 60 million instructions (not known whether it would be).
     most = max(1, (4000 if schedule.quantum != 1 else 200) // -(-heads // 64))
-    shape = draw(st.sampled_from(((1, 1), (2, 1), (1, 3), (3, 2), (5, 1), (1,), (4,), (40,), (0,), (0, 2), (3, 0))))
+    shape = draw(
+        st.sampled_from(
+            ((1, 1), (2, 1), (1, 3), (3, 2), (5, 1), (1,), (4,), (40,), (67,), (33, 2), (0,), (0, 2), (3, 0))
+        )
+    )
     tokens = math.prod(shape)
     top_k = min(
         draw(st.one_of(st.sampled_from((*SIZES, 0, 1)), st.integers(0, 300), st.just(1500))), most // max(tokens, 1)
