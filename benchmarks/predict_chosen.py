@@ -1,8 +1,10 @@
 """Models what `decode-chosen` measures, with the emulator's timing model; no GPU.
 
-    python -m benchmarks predict-chosen [--machine B200] [--formats FORMAT ...] [--beside RECORD] [--commit HASH]
+    python -m benchmarks predict-chosen [--machine B200] [--formats FORMAT ...] [--beside RECORD] [--peer]
 
 --beside: a record of `decode-chosen`, whose isolated times are written beside the modelled ones.
+--peer: flash-attn-4's kernel of chosen keys, two CTAs a token, beside ours of bf16 on a Blackwell GPU. The package
+must be installed; `python -m tsmla_emulator.prove.controls` says how.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from .bench_decode_chosen import SHAPES, TOP_K
 from .runner import command, existing
 
 DIMS = {"bf16": "bf16_to_bf16_d512x64", "fp8_ds_mla": "bf16_to_bf16_d512e4m3s128x64", "e4m3": "e4m3_to_bf16_d512x64"}
+PEER = "flash-attn-4_decode_{}_bf16_d512x64_gathers"
 ARCHS = {gpu: str(arch) for arch in Arch for gpu in arch.facts.gpus}
 
 
@@ -30,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--formats", choices=DIMS, nargs="+", default=[*DIMS])
     parser.add_argument("--shapes", nargs="+", default=[], metavar="SxQxKxH", help="only these of decode-chosen's")
     parser.add_argument("--beside", type=existing, metavar="RECORD")
+    parser.add_argument("--peer", action="store_true", help="flash-attn-4's kernel, too")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "modelled")
 
@@ -44,7 +48,10 @@ def run(options: argparse.Namespace) -> None:
             if options.shapes and str(shape) not in options.shapes:
                 continue
             name = f"{form} {shape}"
-            cases[name] = _said(form, shape, machine)
+            cases[name] = _said(f"tsmla_decode_{ARCHS[machine.name]}_{DIMS[form]}_gathers_lse", shape, machine)
+            if options.peer and form == "bf16":
+                theirs = _said(PEER.format(ARCHS[machine.name]), shape, machine)
+                cases[name] |= {"peer": theirs, "of_peer": round(cases[name]["us"] / theirs["us"], 3)}
             if us := measured.get((form, requests, q_len, heads)):
                 cases[name] |= {"measured_us": us, "error": round(cases[name]["us"] / us - 1, 3)}
             print(name, cases[name], flush=True)
@@ -77,8 +84,7 @@ def _measured(path: Path) -> dict[tuple[str, int, int, int], float]:
     }
 
 
-def _said(form: str, shape: Shape, machine: Machine) -> dict[str, Any]:
-    symbol = f"tsmla_decode_{ARCHS[machine.name]}_{DIMS[form]}_gathers_lse"
+def _said(symbol: str, shape: Shape, machine: Machine) -> dict[str, Any]:
     found = traced(symbol, shape, machine)
     modelled = found.model(machine)
     coverage = modelled.shown.coverage

@@ -60,6 +60,16 @@ def test_a_call_that_ends_as_stated_needs_no_more():
     assert f"other sm_100a decode: not reported: {PAST}" in wrong(stated)
 
 
+def test_a_misused_barrier_ends_a_strict_run_before_races_are_found():
+    ends = "barrier: a mbarrier.init: initialised again"
+    stated = Stated(EXPLANATIONS, {CONTROL.title: {RACE: "race", ends: "fence"}})
+    assert wrong(stated, strict={ends: 1}) == []
+    assert wrong(stated, strict={ends: 1, FENCE: 1}) == [f"other sm_100a decode: strict: not stated: {FENCE}"]
+    assert wrong(stated, strict={}, lenient={RACE: 1}) == [
+        f"other sm_100a decode: strict: not reported: {name}" for name in sorted([ends, RACE])
+    ]
+
+
 def test_table():
     page = judging.table([(CONTROL, dataclasses.replace(SEEN, seconds=3.2))], AS_STATED, "With other 1.0.")
     assert "| other sm_100a decode | 1 | 1.0e-03 | 1.0e-06 | race 1 | fence 1, race 1 | 3 |" in page.splitlines()

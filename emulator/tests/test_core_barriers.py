@@ -176,6 +176,15 @@ def test_misuse_of_mbarriers():
         "mbarrier.arrive.shared.b64 %d1, [smem];", "barrier", "offset 0x400 of CTA 0, where no mbarrier was initialised"
     )
     fails("mbarrier.init.shared.b64 [smem], 1;", "barrier", "initialised again while it is live")
+    fails("mbarrier.init.shared.b64 [smem], 1;", "barrier", "initialised again", threads=64, lenient_tensor=True)
+    fails(
+        "add.u32 %r1, %r1000, 1; mbarrier.init.shared.b64 [smem], %r1;",
+        "barrier",
+        "initialised again",
+        threads=2,
+        lenient_tensor=True,
+    )
+    run("mbarrier.init.shared.b64 [smem], 1;", np.zeros(1, np.uint32), threads=32, shared=1024, lenient_tensor=True)
     fails("mbarrier.init.shared.b64 [smem+4], 1;", "memory", "not a multiple of 8", threads=1)
     fails("mbarrier.init.shared.b64 [smem], 0;", "barrier", "with count 0", threads=1)
     fails(INIT.replace("COUNT", "1") + "st.shared.b32 [smem+4], 1;", "barrier", "over the live mbarrier at 0x400")

@@ -119,6 +119,29 @@ def test_a_decode_goes_in_waves_that_share_memory(clusters, busy):
     assert modelled.details["clusters"] == clusters and modelled.details["splits"] == 1
 
 
+def test_tokens_that_choose_keys_find_some_of_them_in_l2():
+    call = seen(COPY, np.zeros(COPIED, np.uint8), grid=(74, 1, 1), arch="sm_100a", shared=1024 + 4 * COPIED)
+    keys = 4 * COPIED // (576 * 2)
+    peer = dataclasses.replace(DECODE, gathers=True)
+    assert peer.name.endswith("_d512x64_gathers")
+    shape = Shape(37, 2, keys, 128)
+    modelled, dense = PeerDecode(peer, shape, call).model(B200), PeerDecode(DECODE, Shape(74, 1, keys, 128), call)
+    new = problem.new_of(74, keys, 576 * 2, B200)
+    share = B200.hbm.value * 1e3 / B200.clock.value / 74 / new
+    assert 0.9 < new < 0.99 and share < B200.l2.value
+    assert modelled.clocks == pytest.approx(B200.copy_latency_hbm.value + 4 * COPIED / share, rel=0.04)
+    assert modelled.clocks < dense.model(B200).clocks and modelled.details["splits"] == 1
+
+
+def test_rows_that_others_chose_are_in_l2():
+    first = problem.new_of(1, 2048, 1152, B200)
+    few, many = (problem.new_of(requests, 2048, 1152, B200) for requests in (8, 128))
+    assert first == 1 > few > many
+    distinct = problem.CHOSEN_OF * (1 - (1 - 2048 / problem.CHOSEN_OF) ** 128) / (128 * 2048)
+    roomy = dataclasses.replace(B200, l2_bytes=dataclasses.replace(B200.l2_bytes, value=1152 * problem.CHOSEN_OF))
+    assert problem.new_of(128, 2048, 1152, roomy) == pytest.approx(distinct, rel=0.02)
+
+
 def test_splits_are_counted_and_joined():
     call = seen(COPY, np.zeros(COPIED, np.uint8), grid=(1, 4, 36), arch="sm_100a", shared=1024 + 4 * COPIED)
     (trace,) = {t.warp: t for t in call.traces}.values()

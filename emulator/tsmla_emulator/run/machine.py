@@ -77,11 +77,12 @@ class Options:
     quantum: warp instructions between two scheduling decisions (0: drawn anew each time).
     starve: warps (index within the CTA) that run only when no other warp can.
     elect_highest: `elect.sync` picks the highest lane instead of the lowest.
-    lenient_tensor: accept four things that PTX does not promise and kernels of others rely on:
+    lenient_tensor: accept five things that PTX does not promise and kernels of others rely on:
       - barriers order tcgen05 operations without tcgen05.fence;
       - a tcgen05.ld is over where its values are used;
       - barriers hand tensor memory on even if their arrivals are relaxed;
-      - tcgen05.ld and st reach the lanes of their own warp, whichever quarter of tensor memory their address names.
+      - tcgen05.ld and st reach the lanes of their own warp, whichever quarter of tensor memory their address names;
+      - lanes that initialise one mbarrier together, alike, initialise it once.
     lockstep: happens-before takes each lane of a warp to know what the others do, as if all went in step. Threads need
         not, but kernels rely on it where the compiler keeps them together.
     findings: how many findings of happens-before end a run. What its clusters have found by then, or by their end, is

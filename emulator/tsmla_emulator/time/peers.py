@@ -22,7 +22,7 @@ from ..run.sass.program import MachineProgram
 from .costs import Text
 from .executed import Code, costs_on
 from .machines import Machine
-from .problem import TILES_TRACED, Modelled, Shape, combine_clocks, schedule, starting_clocks
+from .problem import TILES_TRACED, Modelled, Shape, combine_clocks, new_of, schedule, starting_clocks
 from .replay import Memory, Prepared, Replayed, replay
 
 TILE_KV = 128
@@ -65,7 +65,7 @@ def seen(peer: Peer, processors: int, shapes: Sequence[Shape], machine_code: boo
 
 
 def _seen(peer: Peer, processors: int, shapes: Sequence[Shape], machine_code: bool) -> list[Seen]:
-    options = Options(trace=(0,), only_traced=True, machine_code=machine_code)
+    options = Options(trace=(0,), only_traced=True, machine_code=machine_code, lenient_tensor=True)
     found = []
     with emulated(peer.arch, options, adopt_compiles=True, processors=processors) as gpu:
         for shape in shapes:
@@ -200,14 +200,24 @@ class PeerDecode(_Replays):
         super().__init__(peer, shape)
         self.call = call
 
+    @property
+    def row_bytes(self) -> int:
+        return sum(self.peer.dims) * (2 if self.peer.dtype == "bf16" else 1)
+
+    def new(self, machine: Machine) -> float:
+        """Return the share of what is copied first that L2 does not have of another token: 1 unless keys are chosen."""
+        if not self.peer.gathers:
+            return 1.0
+        return new_of(self.shape.sequences * self.shape.queries, self.shape.keys, self.row_bytes, machine)
+
     def model(self, machine: Machine) -> Modelled:
         """Model the whole problem on a machine. HBM is shared by the SMs of a wave."""
         launch, s = self.call.launches[0], self.shape
         ctas, clusters = _ctas(launch), _clusters(launch)
         places = machine.processors // ctas
         copied = self.replayed(self.call, 0, machine, Memory(0, 1e3)).copied * ctas * clusters
-        dim_bytes = sum(self.peer.dims) * (2 if self.peer.dtype == "bf16" else 1)
-        again = max(1.0, copied / (s.sequences * s.keys * dim_bytes))
+        tokens = s.queries if self.peer.gathers else 1
+        again = max(1.0, copied / (s.sequences * tokens * s.keys * self.row_bytes)) / self.new(machine)
         waves = [places] * (clusters // places) + [rest for rest in [clusters % places] if rest]
         ends = {}
         for busy in set(waves):
@@ -215,7 +225,8 @@ class PeerDecode(_Replays):
             memory = Memory(machine.copy_latency_hbm.value, min(share * again, machine.l2.value))
             ends[busy] = self.replayed(self.call, 0, machine, memory)
         attention = sum(ends[busy].clocks for busy in waves) + (len(waves) - 1) * machine.cta_gap.value
-        splits = max(1, clusters // (s.sequences * -(-s.queries * s.heads // (64 * ctas))))
+        rows = s.heads if self.peer.gathers else s.queries * s.heads
+        splits = max(1, clusters // (s.sequences * tokens * -(-rows // (64 * ctas))))
         details = {
             "attention": float(attention),
             "clusters": float(clusters),

@@ -298,19 +298,10 @@ class DecodeTraced(Traced):
 
     def new(self, machine: Machine) -> float:
         """Return the share of what requests copy first that L2 does not have of another request: 1 unless keys are
-        chosen, at random among CHOSEN_OF slots.
-
-        L2 is taken to keep what came last. A row is in it if one of `rate` other requests of a call has asked for it
-        within the part of the call, `kept`, that brings as many rows as L2 holds (Che's approximation of such caches).
-        At the beginning it is empty.
-        """
+        chosen."""
         if not self.variant.gathers:
             return 1.0
-        rate = (self.requests - 1) * self.shape.keys / CHOSEN_OF
-        held = machine.l2_bytes.value / (self.variant.row.bytes * CHOSEN_OF)
-        kept = min(1.0, -math.log1p(-held) / rate) if rate and held < 1 else 1.0
-        while_empty = kept - (1 - math.exp(-rate * kept)) / rate if rate else 0.0  # of the beginning, all that L2 has
-        return 1.0 - while_empty - (1 - kept) * (1 - math.exp(-rate * kept))
+        return new_of(self.requests, self.shape.keys, self.variant.row.bytes, machine)
 
     def _copied(self, prepared: Prepared) -> float:
         """Return the bytes that all SMs of the first chosen cluster copy."""
@@ -342,6 +333,21 @@ def partial_row_bytes(variant: DecodeVariant, rows: int) -> int:
     if variant.arch is Arch.SM90A:
         return int(forms.partial_rows_of(variant, rows).row_bytes(LATENT_DIM))
     return int(DecodeGeometry.few(variant).partial_rows.row_bytes(LATENT_DIM))
+
+
+def new_of(requests: int, keys: int, row_bytes: float, machine: Machine) -> float:
+    """Return the share of `keys` rows that each of so many requests copies, at random of CHOSEN_OF slots, which L2 does
+    not have of another request.
+
+    L2 is taken to keep what came last. A row is in it if one of `rate` other requests of a call has asked for it within
+    the part of the call, `kept`, that brings as many rows as L2 holds (Che's approximation of such caches). At the
+    beginning it is empty.
+    """
+    rate = (requests - 1) * keys / CHOSEN_OF
+    held = machine.l2_bytes.value / (row_bytes * CHOSEN_OF)
+    kept = min(1.0, -math.log1p(-held) / rate) if rate and held < 1 else 1.0
+    while_empty = kept - (1 - math.exp(-rate * kept)) / rate if rate else 0.0  # of the beginning, all that L2 has
+    return 1.0 - while_empty - (1 - kept) * (1 - math.exp(-rate * kept))
 
 
 def starting_clocks(launches: Sequence[Launch], machine: Machine) -> float:

@@ -68,6 +68,7 @@ class Peer:
     persistent: clusters take several row tiles, one after the other.
     section: bytes of keys and values whose heads a prefill runs together, the longest row tiles first, in powers of
         two; 0 where row tiles follow each other in the order of rows, heads, sequences.
+    gathers: query tokens of a decode choose their keys, one by one.
     """
 
     package: Package
@@ -80,12 +81,13 @@ class Peer:
     rows: int = 0
     persistent: bool = False
     section: int = 0
+    gathers: bool = False
 
     @property
     def name(self) -> str:
         """The kernel's name, built like tsmla's symbols: package, family, architecture, dtype, dims and, for a prefill,
-        the mask."""
-        mask = {"prefill": "_causal" if self.causal else "_full", "decode": ""}[self.family]
+        the mask, for a decode, "_gathers" where keys are chosen."""
+        mask = {"prefill": "_causal" if self.causal else "_full", "decode": "_gathers" * self.gathers}[self.family]
         return f"{self.package.name}_{self.family}_{self.arch}_{self.dtype}_d{self.dims[0]}x{self.dims[1]}{mask}"
 
 

@@ -1,9 +1,14 @@
-"""flash-attn-4's prefill of 192 and 128 dims, on Hopper and Blackwell, and of 256 on Blackwell."""
+"""flash-attn-4's prefill of 192 and 128 dims, on Hopper and Blackwell, and of 256 on Blackwell; its attention over
+chosen keys."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import Literal
+import os
+from collections.abc import Iterator
+from typing import Any, Literal
+from unittest import mock
 
 import torch
 
@@ -44,7 +49,7 @@ def _prefill(dtype: torch.dtype, causal: bool, dims: tuple[int, int]) -> Values:
 
 
 def controls() -> list[Control]:
-    return [
+    found = [
         Control(
             f"prefill, {name}, {'causal' if causal else 'full'}",
             PACKAGE,
@@ -60,6 +65,7 @@ def controls() -> list[Control]:
             ("sm_100a", torch.float8_e4m3fn, "fp8", False, FP8, NARROW),
         )
     ]
+    return [*found, Control("decode, bf16, chosen keys", PACKAGE, "sm_100a", _chosen, BF16, lenient_tensor=True)]
 
 
 def _fixed(
@@ -70,6 +76,64 @@ def _fixed(
 
     with torch.no_grad():
         flash_attn_func(*reference.batched(sequences, queries, keys, heads, dims, dtype), causal=causal)
+
+
+@contextlib.contextmanager
+def _by_pairs(kernel: Any) -> Iterator[None]:
+    """Have two CTAs take a token, as `kernel` does: what takes 64 heads alone is made for many tokens, and copies
+    queries to tensor memory by an instruction that the emulator does not know. CTAs take the tiles of their own number:
+    it gives no CTA another's."""
+    made = kernel.__init__
+
+    def init(self: Any, *arguments: Any, **named: Any) -> None:
+        made(self, *arguments, **named | {"use_clc_scheduler": False})
+
+    choice = mock.patch.dict(os.environ, FLASH_ATTENTION_MLA_1CTA="0")
+    with choice, mock.patch.object(kernel, "__init__", init):
+        yield
+
+
+def _gathered(query: torch.Tensor, rows: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Call the kernel of two CTAs a token. Return out [tokens, heads, 512] and the natural LSE [tokens, heads].
+
+    query: [tokens, heads, 576]. rows: [keys, 576]. indices: [tokens, top_k], a multiple of 128 keys.
+    """
+    from flash_attn.cute import flash_attn_func
+    from flash_attn.cute.interface import FlashAttentionMLAForwardSm100
+
+    latent, rope = query.split((512, 64), -1)
+    values, keys = rows[:, None].split((512, 64), -1)
+    with torch.no_grad(), _by_pairs(FlashAttentionMLAForwardSm100):
+        out, lse, *_ = flash_attn_func(
+            rope[None].contiguous(),
+            keys[None].contiguous(),
+            values[None].contiguous(),
+            qv=latent[None].contiguous(),
+            gather_kv_indices=indices[None],
+            softmax_scale=576**-0.5,
+            return_lse=True,
+        )
+    return out[0], lse[0]
+
+
+def _chosen(tokens: int = 3, heads: int = 128, keys: int = 700, top_k: int = 384) -> Values:
+    rows = torch.randn(keys, 576, device="cuda")
+    rows[: reference.FAINT] *= 0.05
+    query = (4 * torch.randn(tokens, heads, 576, device="cuda")).bfloat16()
+    lists = torch.stack([torch.randperm(keys)[:top_k].sort().values for _ in range(tokens)])
+    out, lse = _gathered(query, rows.bfloat16(), lists.int().to("cuda"))
+    expected = []
+    for asked, chosen in zip(query.cpu().split(1), lists, strict=True):
+        seen = rows.bfloat16().cpu()[chosen][:, None]
+        expected.append(reference.attention(asked, seen, seen[..., :512], 576**-0.5, causal=False))
+    return reference.compared(out, lse, expected)
+
+
+def _chosen_of(requests: int, queries: int, keys: int, heads: int) -> None:
+    """Call for tokens that choose so many of few rows: where they lie does not matter to time."""
+    query = torch.randn(requests * queries, heads, 576, device="cuda").bfloat16()
+    rows = torch.randn(4096, 576, device="cuda").bfloat16()
+    _gathered(query, rows, torch.randint(4096, (requests * queries, keys), dtype=torch.int32).to("cuda"))
 
 
 def peers() -> list[Peer]:
@@ -100,4 +164,6 @@ def peers() -> list[Peer]:
                         section=50 * 2**20 if causal else 0,
                     )
                 )
+    for arch in ("sm_100a", "sm_103a"):
+        found.append(Peer(PACKAGE, "decode", arch, "bf16", (512, 64), _chosen_of, gathers=True))
     return found
