@@ -25,6 +25,7 @@ from tsmla_emulator.run import machine, record
 from tsmla_emulator.run.emulate import emulated
 from tsmla_emulator.run.machine import EmulationError, Options
 from tsmla_kernels.sm90.decode.row16.geometry import FEW_ROWS
+from tsmla_kernels.sm90.decode.row64.geometry import DecodeGeometry
 from tsmla_kernels.sm90.decode.work.ring import TASK_RING
 
 SYMBOL = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128).symbol()
@@ -110,6 +111,12 @@ def test_check_of_a_variant(variant):
 
 def test_few_rows_of_a_check_are_those_of_hoppers_kernel():
     assert check.HOPPER_FEW_ROWS == FEW_ROWS
+
+
+def test_decodes_that_turn_value_products_are_those_that_kernels_say():
+    decodes = [variant for variant in check.variants([Arch.SM90A]) if isinstance(variant, DecodeVariant)]
+    turned = [variant for variant in decodes if check.turns_values(variant)]
+    assert turned == [variant for variant in decodes if DecodeGeometry.of(variant).turns] != []
 
 
 def test_check_of_a_blackwell_decode_reaches_both_kernels():

@@ -344,10 +344,7 @@ def decode_rows(arch: Arch, row: RowFormat | None = None) -> tuple[int, ...]:
 
 def turns_values(variant: DecodeVariant) -> bool:
     """Return whether a decode's value products are turned: columns of the output times query rows."""
-    # Here: the kernels' sizes, which other operators are checked without.
-    from tsmla_kernels.sm90.decode.row64.geometry import DecodeGeometry
-
-    return variant.arch is Arch.SM90A and DecodeGeometry.of(variant).turns
+    return variant.arch is Arch.SM90A and query_row(variant).piece("latent").dtype.bits == 8
 
 
 def _decode(
