@@ -130,6 +130,17 @@ def test_what_ptxas_leaves_once_is_no_latency():
     assert known_of(seen(often))["FADD register"]["FMUL"] == 9
 
 
+def test_what_happens_to_be_far_apart_is_no_latency():
+    def apart(clocks: int) -> list[Distance]:
+        return spaced(("FADD R10, R11, R12", {"stall": clocks - 4}), ("NOP", {"stall": 4}), "FMUL R13, R10, R12")
+
+    spread = [*late(4), *3 * apart(9), *(one for clocks in range(10, 15) for one in 2 * apart(clocks))]
+    assert "FMUL" not in known_of(seen(spread))["FADD register"], "3 of 13"
+    assert known_of(seen([*late(4), *3 * apart(16)]))["FADD register"]["FMUL"] == 16
+    assert "FMUL" not in known_of(seen([*late(4), *3 * apart(17)]))["FADD register"]
+    assert known_of(seen(3 * apart(17)))["FADD register"]["any"] == 16
+
+
 def test_what_follows_a_jump_by_a_table_is_looked_at():
     table = ("BRX R20 -0x10", {})
     assert found("BRA 0x30", LOAD, "FADD R11, R10, R12", table) == ["0x20 read"]

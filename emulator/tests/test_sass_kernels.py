@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from shipped_kernels import BUILT
 from tsmla.loading.manifest import images_of
 from tsmla.loading.toolchain import shipped_libraries
 from tsmla_emulator.prove import check, machine_code
+from tsmla_emulator.prove.machine_code import order_differs
 from tsmla_emulator.run.emulate import emulated
-from tsmla_emulator.run.machine import EmulationError, Options
+from tsmla_emulator.run.machine import EmulationError, Options, Trace
 from tsmla_emulator.run.sass import program
 from tsmla_emulator.run.sass.code import UnknownInstruction
 from tsmla_emulator.run.sass.image import extracted
@@ -47,6 +49,30 @@ def test_machine_code_writes_what_ptx_does(symbol: str):
     assert found.machine_code.error is None
     assert bool(found.differs) == (symbol in CONTRACTED), found.differs
     assert found.only_contracted == (symbol in CONTRACTED)
+    assert found.order == ()
+
+
+def trace(*notes: tuple[int, ...], warp: int = 0) -> Trace:
+    rows = [(at, *note, 0, 0) for at, note in enumerate(notes)]
+    return Trace("k", 0, 0, 0, warp, np.zeros(0, np.uint32), np.array(rows, np.uint32).reshape(-1, 6))
+
+
+def test_the_order_of_synchronisation_is_compared():
+    arrive, wait, of_the_system = (1, 0x408, 1), (2, 0x408, 0), (2, 0x1000058, 0)
+    assert [*order_differs([trace(arrive, wait)], [trace(of_the_system, arrive, wait)])] == []
+    for other in (trace(wait, arrive), trace(arrive), trace(arrive, wait, wait), trace(arrive, (2, 0x410, 0))):
+        (found,) = order_differs([trace(arrive, wait)], [other])
+        assert found.startswith("launch 0, cluster 0, CTA 0, warp 0: step ")
+    assert len([*order_differs([trace(arrive)], [trace(arrive), trace(wait, warp=1)])]) == 1
+
+
+def test_copies_are_told_apart_by_what_they_read():
+    def copies(*sources: int) -> Trace:
+        rows = [(at, 3, 0x408, 64, source, 0) for at, source in enumerate(sources)]
+        return Trace("k", 0, 0, 0, 0, np.zeros(0, np.uint32), np.array(rows, np.uint32))
+
+    assert [*order_differs([copies(7, 8, 7)], [copies(107, 9, 107)])] == []
+    assert [*order_differs([copies(7, 8, 7)], [copies(107, 9, 9)])] != []
 
 
 PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse"

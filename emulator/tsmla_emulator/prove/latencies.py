@@ -21,8 +21,13 @@ from .flow import PREDICATES, UNIFORM, awaited, guard_number, successors
 
 HORIZON = 48
 """Clocks behind which no result is waited for any more: the longest known latency without a scoreboard is shorter."""
-OFTEN = 3
-"""How often ptxas has to leave the fewest clocks between two opcodes before they count as what the second needs."""
+OFTEN, SHARE = 3, 4
+"""How often ptxas has to leave the fewest clocks between two opcodes, and of how many such distances one has to be as
+short, before they count as what the second needs: where it waits for a result, many are; others happen to be far
+apart."""
+LONGEST = 16
+"""Clocks behind which every result that has no scoreboard is taken to be there. What is further apart in all kernels
+seen is so for other reasons."""
 LATENCIES = Path(__file__).with_name("latencies.json")
 _NEXT, _SCOREBOARD = "next", "scoreboard"
 
@@ -160,9 +165,10 @@ def known_of(found: Seen) -> Known:
         counts[first, second][clocks] = count
     for (first, second), of_clocks in sorted(counts.items()):
         fewest = min(of_clocks)
-        of_first = known.setdefault(first, {"any": fewest})
+        of_first = known.setdefault(first, {"any": LONGEST})
         of_first["any"] = min(fewest, of_first["any"])
-        if second != "any" and of_clocks[fewest] >= OFTEN:
+        often = max(OFTEN, sum(of_clocks.values()) / SHARE)
+        if second != "any" and of_clocks[fewest] >= often and fewest <= LONGEST:
             of_first[second] = fewest
     return {
         first: {second: clocks for second, clocks in of_first.items() if second == "any" or clocks > of_first["any"]}

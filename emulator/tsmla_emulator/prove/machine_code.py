@@ -1,4 +1,8 @@
-"""Runs a kernel's calls twice, from PTX and from machine code, and tells what differs in the memory that it wrote.
+"""Runs a kernel's calls twice, from PTX and from machine code, and tells what differs in the memory that it wrote and
+in the order in which each warp synchronises, copies and multiplies.
+
+The order is that of the notes of a trace (core/trace.h): barriers, with counts, bytes and phases, copies, tcgen05's
+products and commits; Hopper's products are not among them.
 
 ptxas may make one fused multiply-add of a product and a sum that PTX does not round on its own (`mul.f32`, `add.f32`
 without `.rn`). Where it does, results differ in the last bits. `contracted` does the same to PTX, so that any other
@@ -10,19 +14,29 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from unittest import mock
 
 from tsmla.identity.variant import Variant
 
 from ..run import emulate
 from ..run.host.compile import Compiled
-from ..run.machine import Options
+from ..run.machine import Options, Trace
 from ..run.ptx.model import Address, Entry, Instruction, Module, Operand, Pair, Register, Vector
+from ..run.sass.kernel import RESERVED_SHARED
 from .check import Verdict, check
 
 _SUMS = {"add.f32": "mul.f32", "sub.f32": "mul.f32", "add.f32x2": "mul.f32x2"}
 """A sum -> the product that ptxas makes one instruction of with it."""
+CLUSTERS = 4
+"""How many clusters of each launch have their order compared: the first."""
+_NOTES = ("init", "arrive", "wait", "load", "store", "named", "product", "commit", "copy", "copy_arrive")
+"""Kinds of notes, as core/trace.h numbers them."""
+_ELSEWHERE = {"named", "product", "store", "copy"}
+"""Those that have no address in shared memory."""
+_OFFSET = (1 << 24) - 1
+"""Bits of a shared address that are the place in its CTA."""
 _WITHOUT_RESULT = {"st", "red", "bra", "bar", "barrier", "ret", "exit", "cp", "mbarrier", "fence", "tcgen05", "wgmma"}
 
 
@@ -32,12 +46,14 @@ class Comparison:
 
     differs: memory that differs after a call, by the call's number and the region's name.
     only_contracted: nothing differs from PTX in which products and sums are one instruction.
+    order: warps that do not synchronise in the same order, and the first step that differs.
     """
 
     ptx: Verdict
     machine_code: Verdict
     differs: tuple[str, ...]
     only_contracted: bool
+    order: tuple[str, ...]
 
 
 def compare(
@@ -45,7 +61,12 @@ def compare(
     options: Options = Options(),  # noqa: B008 -- frozen
     compiled: Callable[[Variant], Compiled] | None = None,
 ) -> Comparison:
-    """Run the calls of `check` both ways. Raises what `check` raises."""
+    """Run the calls of `check` both ways. Raises what `check` raises.
+
+    A warp that asks whether a phase is over, to go on with something else if not, is told so once both ways: else its
+    order depends on how fast others are.
+    """
+    options = dataclasses.replace(options, trace=tuple(range(CLUSTERS)), tests_fail=True)
     from_ptx = check(variant, dataclasses.replace(options, machine_code=False), compiled=compiled)
     from_code = check(variant, dataclasses.replace(options, machine_code=True), compiled=compiled)
     differs = _differences(from_ptx, from_code)
@@ -55,7 +76,45 @@ def compare(
         with mock.patch.object(emulate.Emulation, "_module", lambda gpu, text: contracted(real(gpu, text))):
             again = check(variant, dataclasses.replace(options, machine_code=False), compiled=compiled)
         same = not _differences(again, from_code)
-    return Comparison(from_ptx, from_code, differs, same)
+    order = (
+        f"call {number}: {text}"
+        for number, (one, other) in enumerate(zip(from_ptx.calls, from_code.calls, strict=True))
+        for text in order_differs(one.report.traces, other.report.traces)
+    )
+    return Comparison(from_ptx, from_code, differs, same, tuple(order))
+
+
+def order_differs(one: Iterable[Trace], other: Iterable[Trace]) -> Iterator[str]:
+    """Yield the warps that do not do the same steps in the same order, and where they part."""
+    left, right = _steps(one), _steps(other)
+    for warp in sorted(left.keys() | right.keys()):
+        pairs = itertools.zip_longest(left.get(warp, ()), right.get(warp, ()), fillvalue=("nothing",))
+        for number, (step, instead) in enumerate(pairs):
+            if step != instead:
+                launch, cluster, rank, index = warp
+                yield f"launch {launch}, cluster {cluster}, CTA {rank}, warp {index}: step {number}: {step}, {instead}"
+                break
+
+
+def _steps(traces: Iterable[Trace]) -> dict[tuple[int, ...], list[tuple]]:
+    """Return the steps of each warp. What a copy reads, which lies elsewhere in each run, has a number of its own.
+
+    Steps at barriers of the system's KiB of shared memory are left out: there machine code allocates tensor memory,
+    which is one instruction in PTX.
+    """
+    sources: dict[int, int] = {}
+    found = {}
+    for trace in sorted(traces, key=lambda x: (x.launch, x.cluster, x.rank, x.warp)):
+        steps = []
+        for _, kind, a, b, low, high in trace.notes.tolist():
+            name, more = _NOTES[kind], low | high << 32
+            if name not in _ELSEWHERE and a & _OFFSET < RESERVED_SHARED:
+                continue
+            if name == "load":
+                more = sources.setdefault(more, len(sources))
+            steps.append((name, a, b, more))
+        found[trace.launch, trace.cluster, trace.rank, trace.warp] = steps
+    return found
 
 
 def _differences(one: Verdict, other: Verdict) -> tuple[str, ...]:
