@@ -16,7 +16,26 @@ from tsmla_emulator.prove.machine_mutants.subject import REDUNDANT, SURVIVES, Su
 from tsmla_emulator.prove.machine_mutants.table import Findings, kept, render
 from tsmla_emulator.prove.unwritten import unwritten
 from tsmla_emulator.prove.values import Values
+from tsmla_emulator.run.sass.image import kernels
 from tsmla_emulator.run.sass.uses import uses_of
+
+ROW_KERNELS = (
+    "tsmla_key_mask_{}",
+    "tsmla_pack_{}_bf16_to_e4m3_d128x64x128",
+    "tsmla_quantize_q_{}_bf16_d512e4m3s512apartwholex64",
+    "tsmla_read_cache_{}_bf16_d512e4m3s128x64",
+    "tsmla_write_cache_{}_bf16_d512e4m3s128x64",
+)
+
+
+@pytest.mark.parametrize("family", ROW_KERNELS)
+def test_what_is_said_of_row_kernels_of_sm_100a_holds_for_sm_103a(family: str):
+    """Their machine code is the same."""
+    one, other = (
+        [kernel.code for kernel in kernels(BUILT(check.find(family.format(architecture))).library)]
+        for architecture in ("sm_100a", "sm_103a")
+    )
+    assert one == other != []
 
 
 def of_lines(*lines: str) -> list[Mutant]:

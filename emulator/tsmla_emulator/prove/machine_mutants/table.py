@@ -32,8 +32,9 @@ program has checked for it:
 
 RULES
 
-All others are open. "Reached by no call" are mutants of instructions that no warp comes by: of these, only waits and
-stall counts are tried.
+All others are open. What is said of packs, caches, quantised queries and key masks of sm_100a holds for sm_103a, where
+their machine code is the same, byte for byte. "Reached by no call" are mutants of instructions that no warp comes by:
+of these, only waits and stall counts are tried.
 
 What the figures do not say: *awaited* and *time* are the other side of the check that finds hazards, so that each wait
 and each stall count is in one of the two. That a check is right about waits rests on the code that ptxas writes, in
