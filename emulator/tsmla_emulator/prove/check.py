@@ -175,8 +175,9 @@ def check(
     record_to, compiled: see `emulated`.
     all_ways: call a prefill a second time, in pieces if its dims allow, and merging if it has an LSE; and call each
         kernel of a decode also with requests that differ in query tokens.
-    at_bounds: also call a prefill with PREFILL_BOUNDS; a decode, in all of these ways, with visible lengths and with
-        DECODE_BOUNDS; other operators with all cases of `tsmla selftest` that have few rows.
+    at_bounds: also call a prefill with sinks, once with PREFILL_BOUNDS and once as in `all_ways`; a decode, in all of
+        these ways, with visible lengths and with DECODE_BOUNDS; other operators with all cases of `tsmla selftest` that
+        have few rows.
     """
     torch.manual_seed(seed)
     processors = emulated_sms(variant)
@@ -231,7 +232,8 @@ def make_calls(
         for long in _BOOLS[: prefill_kernels(variant)]:
             judged += [_prefill(variant, lengths, merges, long, sums) for merges in _BOOLS[: 1 + all_ways]]
             if at_bounds:
-                judged.append(_prefill(variant, PREFILL_BOUNDS, False, long, sums))
+                judged.append(_prefill(variant, PREFILL_BOUNDS, False, long, sums, sinks=True))
+                judged.append(_prefill(variant, lengths, True, long, sums, sinks=True))
     elif variant.gathers:
         judged = [_chosen(variant, rows, decode_lengths, sums) for rows in decode_rows(variant.arch, variant.row)]
     else:
@@ -466,12 +468,18 @@ def prefill_kernels(variant: PrefillVariant) -> int:
 
 
 def _prefill(
-    variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool = False, sums: bool = False
+    variant: PrefillVariant,
+    lengths: Lengths,
+    merges: bool,
+    long: bool = False,
+    sums: bool = False,
+    sinks: bool = False,
 ) -> tuple[str, str | None]:
     """Call a prefill, and compare it with float64. One with a key mask is causal, too, unless it merges.
 
     long: put so many rows of no sequence, which are NaN, behind the keys that the kernel of long sequences runs.
     sums: 8-bit numbers are summed as tensor cores do.
+    sinks: each head has one, which the LSE counts unless the call merges.
     """
     from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
@@ -505,6 +513,9 @@ def _prefill(
     scale = 1 / math.sqrt(variant.d_qk)
     earlier: Any = None
     options: dict[str, Any] = {"key_mask": mask_words(bits)} if variant.masked else {}
+    of_heads = torch.linspace(-1.0, 3.0, heads, device="cuda")
+    if sinks:
+        options |= {"sinks": of_heads, "lse_includes_sink": variant.lse and not merges}
     if merges and variant.lse:
         earlier_out = torch.randn(len(q), heads, variant.d_v, device="cuda").to(TORCH_DTYPE_OF[variant.out_dtype])
         earlier_lse = 4 + torch.randn(len(q), heads, device="cuda")
@@ -550,11 +561,26 @@ def _prefill(
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     if earlier is not None:
         expected, expected_lse = _merged((expected, expected_lse), earlier)
+    if sinks:
+        expected, with_sinks = _with_sinks(expected, expected_lse, of_heads)
+        expected_lse = expected_lse if merges else with_sinks
     step = rmse_of_rounding(weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype]), out.dtype)
     measured, error = _judged(out, lse, expected, expected_lse, step)
-    ways = ["in pieces"] * in_pieces + ["merged"] * (earlier is not None) + ["with rows of no sequence"] * long
+    ways = (
+        ["with sinks"] * sinks
+        + ["in pieces"] * in_pieces
+        + ["merged"] * (earlier is not None)
+        + ["with rows of no sequence"] * long
+    )
     how = " and ".join(ways)
     return (f"{how}: {measured}", error and f"{how}: {error}") if how else (measured, error)
+
+
+@in_plain_tensors
+def _with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Count one more key for each head, whose value is 0."""
+    share = torch.sigmoid(torch.where(lse == -math.inf, 0.0, lse - sinks.double()))
+    return out * share[..., None], torch.logaddexp(lse, sinks.double())
 
 
 @in_plain_tensors

@@ -103,7 +103,7 @@ def _steps(traces: Iterable[Trace]) -> dict[tuple[int, ...], list[tuple]]:
     which is one instruction in PTX.
     """
     sources: dict[int, int] = {}
-    found = {}
+    found: dict[tuple[int, ...], list[tuple]] = {}
     for trace in sorted(traces, key=lambda x: (x.launch, x.cluster, x.rank, x.warp)):
         steps = []
         for _, kind, a, b, low, high in trace.notes.tolist():
