@@ -28,7 +28,7 @@ def test_a_decode_takes_what_memory_takes_and_not_much_more(symbol, rows):
     found = DecodeTraced(variant, shape, PROCESSORS, BUILT)
     modelled = found.model(machine)
     assert {trace.cluster for trace in found.call.report.traces if trace.launch == 0} == {*found.chosen}
-    assert modelled.details["KV tiles of the longest CTA"] == max(part[0] for part in found.parts)
+    assert modelled.details["KV tiles of the longest CTA"] == max(own[0] for own in found.workers)
     of_tile = found.tile_kv * variant.row.bytes / found.reuse
     least = modelled.details["KV tiles of the longest CTA"] * of_tile / found.sms / machine.l2.value
     assert least < modelled.details["attention"] < 30_000 + 8 * least
