@@ -123,7 +123,7 @@ def test_no_tokens_and_no_keys(recorder, tokens, keys):
 @pytest.mark.parametrize("name", ["rows", "rows without rope parts", "a paged cache", "pieces", "lengths"])
 def test_the_largest_logits_are_those_of_chosen_keys(recorder, monkeypatch, name, at_once):
     """However many tokens are computed together, and with NaN in the keys that nobody chose."""
-    monkeypatch.setattr(max_logits, "_CHUNK_BYTES", at_once * TOP_K * 576 * 4)
+    monkeypatch.setattr(max_logits, "_CHUNK_BYTES", at_once * max_logits._token_bytes(TOP_K, HEADS))
     call = {**inputs(), **CALLS[name][0]}
     rows = call["kv"] if isinstance(call["kv"], torch.Tensor) else torch.cat(call["kv"], -1)
     query = call["query"] if isinstance(call["query"], torch.Tensor) else torch.cat(call["query"], -1)
@@ -141,6 +141,20 @@ def test_the_largest_logits_are_those_of_chosen_keys(recorder, monkeypatch, name
         assert torch.allclose(largest[token].double(), expected, rtol=1e-5), token
     alone, again = tsmla_sparse_prefill(**call, return_max_logits=True)
     assert alone.shape == out.shape and torch.equal(again, largest) and again.dtype is torch.float32
+
+
+def test_the_memory_of_the_largest_logits_counts_queries(recorder, monkeypatch):
+    """Lists of one key would let as many tokens be computed together as their queries take hundreds of times more."""
+    together, room = [], 2 * HEADS * 576 * 4
+
+    def numbers(query: torch.Tensor, chunk: slice) -> torch.Tensor:
+        together.append(query[chunk].numel() * 4)
+        return query[chunk].float()
+
+    monkeypatch.setattr(max_logits, "_CHUNK_BYTES", room)
+    monkeypatch.setattr(max_logits, "_query_numbers", numbers)
+    tsmla_sparse_prefill(**inputs(indices=LISTS[:, :1].contiguous()), return_max_logits=True)
+    assert len(together) > 1 and max(together) <= room
 
 
 def test_what_is_enough_for_any_number_of_tokens():

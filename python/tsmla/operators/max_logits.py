@@ -12,7 +12,7 @@ from ..identity.support import LATENT_DIM, ROPE_DIM
 from . import decode_rows
 
 _CHUNK_BYTES = 128 * 2**20
-"""Bytes of keys in float32 that are gathered together."""
+"""Bytes of keys, queries and scores in float32 of tokens that are computed together."""
 
 
 def max_logits(
@@ -25,8 +25,8 @@ def max_logits(
     """Return the maximum over the chosen keys of softmax_scale * q k^T, [tokens, heads] float32; -inf for tokens
     without a key. Products and sums are in float32.
 
-    `kv` is a paged cache, and all arguments have been checked by the call that they were of. Beside the result, 128 MiB
-    are allocated, or what one token's keys take, and nothing waits for the GPU.
+    `kv` is a paged cache, and all arguments have been checked by the call that they were of. Beside the result, up to
+    three times 128 MiB are allocated, or what one token takes if that is more, and nothing waits for the GPU.
     """
     first = kv[0] if isinstance(kv, tuple) else kv
     slots, page_size = first.shape[0] * first.shape[1], first.shape[1]
@@ -36,7 +36,7 @@ def max_logits(
     found = first.new_full((tokens, heads), -torch.inf, dtype=torch.float32)
     if not slots or not top_k:
         return found
-    step = max(1, _CHUNK_BYTES // (top_k * (LATENT_DIM + ROPE_DIM) * 4))
+    step = max(1, _CHUNK_BYTES // _token_bytes(top_k, heads))
     for start in range(0, tokens, step):
         chunk = slice(start, start + step)
         listed = indices[chunk]
@@ -49,6 +49,11 @@ def max_logits(
         scores.masked_fill_(~there[:, None], -torch.inf)
         found[chunk] = scores.amax(-1)
     return found
+
+
+def _token_bytes(top_k: int, heads: int) -> int:
+    """Return the bytes of a token's keys, query and scores in float32."""
+    return 4 * ((top_k + heads) * (LATENT_DIM + ROPE_DIM) + heads * top_k)
 
 
 def _query_numbers(query: torch.Tensor | tuple[torch.Tensor, ...], chunk: slice) -> torch.Tensor:
@@ -65,11 +70,8 @@ def _key_numbers(kv: torch.Tensor | tuple[torch.Tensor, ...], page: torch.Tensor
         numbers = torch.cat([piece[page, row].float() for piece in kv[:2]], -1)
         return numbers * kv[2][page, row][..., None] if len(kv) > 2 else numbers
     rows = kv[page, row]
-    return _scaled_numbers(rows.view(torch.uint8), decode_rows.WHOLE) if _is_whole(kv) else rows.float()
-
-
-def _is_whole(kv: torch.Tensor) -> bool:
-    return kv.element_size() == 1 and kv.shape[-1] == decode_rows.WIDTH
+    is_whole = kv.shape[-1] == decode_rows.WIDTH
+    return _scaled_numbers(rows.view(torch.uint8), decode_rows.WHOLE) if is_whole else rows.float()
 
 
 def _scaled_numbers(rows: torch.Tensor, row: RowFormat) -> torch.Tensor:
