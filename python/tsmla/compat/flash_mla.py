@@ -176,8 +176,8 @@ def flash_mla_sparse_fwd(
         d_v: 512.
         attn_sink: [heads] float32: the output is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)); the LSE is not.
         topk_length: [s_q] int32 or int64: only so many of the first of each list count.
-        return_max_logits: compute FlashMLA's second result too, which takes longer than the attention
-            (`tsmla_sparse_prefill`).
+        return_max_logits: compute FlashMLA's second result too, by a second pass over the keys
+            (`tsmla_sparse_prefill` says what it takes).
 
     Returns:
         (out, max_logits, lse): out [s_q, heads, 512], q's dtype or bf16 for 8 bits; lse [s_q, heads] float32, **natural

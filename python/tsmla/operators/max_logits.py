@@ -26,7 +26,7 @@ def max_logits(
     without a key. Products and sums are in float32.
 
     `kv` is a paged cache, and all arguments have been checked by the call that they were of. Beside the result, up to
-    three times 128 MiB are allocated, or what one token takes if that is more, and nothing waits for the GPU.
+    four times 128 MiB are allocated, or what one token takes if that is more, and nothing waits for the GPU.
     """
     first = kv[0] if isinstance(kv, tuple) else kv
     slots, page_size = first.shape[0] * first.shape[1], first.shape[1]

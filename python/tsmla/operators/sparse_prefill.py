@@ -67,7 +67,8 @@ def tsmla_sparse_prefill(
         lse: [tokens, heads] float32 to write the LSE into, with any strides.
         return_lse: also return the LSE.
         return_max_logits: also return the largest softmax_scale * q k^T of each row. No kernel keeps it: torch gathers
-            the keys again, in float32, which takes several times as long as the attention, and up to 384 MiB.
+            the keys again and multiplies in float32, which should take several times as long as the attention
+            (counted, not measured), and up to 512 MiB.
         lse_base: math.e, or 2.
         batch_invariant: a token's results have the same bits whatever other tokens are in the call.
         enable_pdl: launch with programmatic dependent launch.
