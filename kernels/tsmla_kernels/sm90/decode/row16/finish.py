@@ -5,6 +5,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass.cutlass_dsl import select_
 from tsmla.identity.dtype import bytes_of
 
 from ....decode.partials import Partials
@@ -137,7 +138,13 @@ def _store(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, task: Tas
     else:
         for row in cutlass.range_constexpr(2):
             position = lane // QUAD + 8 * row
-            end = RowEnd(factors[row], log_sums[row])
+            factor = factors[row]
+            if const_expr(geometry.apart):  # rows first: a small factor times a small share of a sink is 0
+                for i in cutlass.range_constexpr(2):
+                    for block in cutlass.range_constexpr(OUTPUTS):
+                        state.output[2 * row + i, block] = state.output[2 * row + i, block] * factor
+                factor = Float32(select_(factor == 0.0, factor, Float32(1.0)))
+            end = RowEnd(factor, log_sums[row])
             end = count_sink(results.ending, task.first_row + position, end, BASE_2, logged)
             if position < task.rows:
                 if const_expr(logged):
