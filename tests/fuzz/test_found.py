@@ -130,6 +130,17 @@ FOUND: dict[str, Case] = {
         dtype="e4m3", rows="snapmla", scaling=Scaling(special=((1, 3, math.nan),)), shape=(3,), heads=8, top_k=70,
         pages=20,
     ),
+    **{
+        f"decode of chosen keys: rows with scales far apart beside sinks, {len(sinks)} heads, seed {seed}": ChosenCase(
+            dtype="e4m3", rows="snapmla", scaling=Scaling(factors="far apart"), heads=len(sinks), page=1, top_k=156,
+            softmax_scale=0.041666666666666664, processors=2, sinks=sinks, seed=seed,
+        )
+        for sinks, seed in (
+            ((60.0,), 220),
+            ((60.0, 40.0, 20.0, 80.0, 0.0, 40.0, 40.0, 60.0, 60.0, 40.0, 0.0, 0.0, 80.0, 70.0, 40.0, 20.0), 6997),
+            ((60.0, 80.0) * 40, 220),
+        )
+    },
     "sparse prefill: pages of one key, whose three tensors were taken for rows": ChosenCase(
         dtype="e4m3", rows="snapmla", shape=(1,), pages=1, page=1, top_k=0, prefill=True, lse=False,
         softmax_scale=0.041666666666666664, processors=2,

@@ -56,8 +56,11 @@ def finish(
     """Write this thread's part of row `row` of the segment, whose `end` is base 2: first the columns that are complete
     early, while the products of the others run, then the others. tile: number of the tile behind the segment's last;
     segments: segments with tiles before this one."""
-    whole = segment.slot < 0
-    factor, row_lse = end.factor * 2.0**geometry.partial_rows.bias, end.log_sum
+    whole, before, row_lse = segment.slot < 0, None, end.log_sum
+    if const_expr(geometry.scale_slots > 0):  # rows first: a small factor times a small share of a sink is 0
+        before = end.factor
+        end = end._replace(factor=Float32(0.0) if before == 0.0 else Float32(1.0))
+    factor = end.factor * 2.0**geometry.partial_rows.bias
     mine = row < segment.rows
     if whole:
         logged = const_expr(results.lse is not None)
@@ -81,6 +84,8 @@ def finish(
                 if const_expr(first + HELD_COLUMNS == half):
                     wait_output(geometry, shared, tile)
                 ahead = tmem.load(lane.address + first + HELD_COLUMNS, HELD_COLUMNS)
+            if const_expr(before is not None):
+                values = scaled(values, before)
             if mine:
                 _write_columns(geometry, lane, segment, row, first, scaled(values, factor), results)
     else:
