@@ -44,6 +44,7 @@ SECTIONS = (
     ("Hopper decode, cache of 656-byte rows, multiples of 128 heads", HOPPER_PAIR, (16,), "in a row"),
     ("Hopper decode, cache of 656-byte rows, requests of up to 16 query rows", HOPPER_FEW_ROWS, (16,), "in a row"),
     ("Hopper decode of chosen keys, 16-bit cache", HOPPER_DECODE, (16,), "none, gathered"),
+    ("Hopper decode of chosen keys, bf16 cache, up to 16 heads", HOPPER_FEW_ROWS, (16,), "none, gathered"),
     ("Hopper decode of chosen keys, 8-bit cache", HOPPER_DECODE, (8,), "none, gathered"),
     ("Hopper decode of chosen keys, a scale for each, more than 16 heads", HOPPER_DECODE, (8,), "apart, gathered"),
     ("Hopper decode of chosen keys, a scale for each, up to 16 heads", HOPPER_FEW_ROWS, (8,), "apart, gathered"),

@@ -190,6 +190,14 @@ def test_a_key_chosen_many_times(gpu):
     check_chosen(make_chosen((2,), 16, 300, indices=torch.full((2, 300), 77)))
 
 
+@pytest.mark.parametrize("heads, top_k", [(16, 128), (16, 65), (7, 2048)])
+def test_the_kernel_of_few_rows_begins_where_there_are_more_tiles_than_sms(gpu, heads, top_k):
+    """Lists of as many tiles as there are SMs, and of more: on Hopper, bf16 rows then have another kernel."""
+    tokens = max(1, SMS * 64 // top_k)
+    for more in (0, 1):
+        check_chosen(make_chosen((tokens + more,), heads, top_k, pages=80))
+
+
 def test_sinks(gpu):
     sinks = torch.randn(16, device="cuda")
     check_chosen(make_chosen((3,), 16, 100, lengths=[0, 1, 100], sinks=sinks, lse_includes_sink=True))
@@ -207,10 +215,11 @@ def test_batch_invariance(gpu):
         assert torch.equal(one, out[own]) and torch.equal(its_lse, lse[own])
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:1] + DTYPES[2:3], ids=str)
-def test_all_keys_in_order_give_the_bits_of_a_dense_call(gpu, dtype):
-    """Work is dealt alike, and sums are in the same order, wherever both run the same kernel of up to 64 rows."""
-    dense = make_problem([200, 200], 1, 16, dtype, page_size=64, sight=Sight(causal=False))
+@pytest.mark.parametrize("heads, dtype", [(24, DTYPES[0]), (16, DTYPES[2])], ids=str)
+def test_all_keys_in_order_give_the_bits_of_a_dense_call(gpu, heads, dtype):
+    """Work is dealt alike, and sums are in the same order, wherever both run the same kernel of up to 64 rows. Chosen
+    bf16 rows have one of their own for up to 16, on Hopper."""
+    dense = make_problem([200, 200], 1, heads, dtype, page_size=64, sight=Sight(causal=False))
     out, lse = run(dense)
     keys = torch.arange(200)
     indices = dense.block_tables.cpu()[:, keys // 64] * 64 + keys % 64

@@ -61,8 +61,11 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             return {"q": (1, 4), **fills, "exchanged": (4, 8), "ends": (4, 8), "dealt": (1, told), **scales}
         return {"q": (1, 8), **fills, "referenced": (1, 0), "exchanged": (1, 0), "dealt": (1, told)}
     if kernel == "sm90/decode/row16":
-        tells = 0 if variant.row.apart else 2
-        return {"kv": (2 * 32 + tells, 4), "dealt": (1, 2 + 8)} if gathers else {"kv": (1, 4), "dealt": (1, 1 + 8)}
+        if not gathers:
+            return {"kv": (1, 4), "dealt": (1, 1 + 8)}
+        warps = 3 if variant.row.scales is None else 2
+        tells = 0 if variant.row.apart else warps
+        return {"kv": (warps * 32 + tells, 4), "dealt": (1, warps + 8)}
     if kernel == "sm100/prefill" and variant.d_v == 256:  # four softmax and four correcting warps of each of two CTAs
         return {
             "q": (1, 1),
@@ -123,6 +126,8 @@ def sizes(variant, kernel: str) -> dict[str, int]:
             landed = {f"landed{i}": pieces[f"kv{i}"] for i in range(len(columns))}
         return {"q": 64 * row, **pieces, **landed, **_scales(variant, 64)}
     if kernel == "sm90/decode/row16":
+        if variant.row.scales is None:  # half of a tile, and 16 bytes behind each row
+            return {"kv": 32 * (variant.row.bytes + 16)}
         return {"kv": 64 * (640 if variant.row.apart else 656)}
     if kernel == "sm100/prefill":
         tiles = 2 if variant.d_v == 256 else 1  # of the CTAs of a pair

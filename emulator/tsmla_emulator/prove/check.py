@@ -235,11 +235,11 @@ def make_calls(
                 judged.append(_prefill(variant, PREFILL_BOUNDS, False, long, sums, sinks=True))
                 judged.append(_prefill(variant, lengths, True, long, sums, sinks=True))
     elif variant.gathers:
-        judged = [_chosen(variant, rows, decode_lengths, sums) for rows in decode_rows(variant.arch, variant.row)]
+        judged = [_chosen(variant, rows, decode_lengths, sums) for rows in _rows_of(variant)]
     else:
         judged = []
         ways = _BOOLS[: 1 + all_ways]
-        rows_of_each = decode_rows(variant.arch, variant.row)
+        rows_of_each = _rows_of(variant)
         for rows in rows_of_each:
             judged += [_decode(variant, rows, decode_lengths, varies, sums=sums) for varies in ways]
             if at_bounds:
@@ -329,19 +329,24 @@ def query_row(variant: DecodeVariant) -> RowFormat:
     return multiplied_row(variant.row, variant.dtype)
 
 
-def decode_rows(arch: Arch, row: RowFormat | None = None) -> tuple[int, ...]:
+def decode_rows(arch: Arch, row: RowFormat | None = None, gathers: bool = False) -> tuple[int, ...]:
     """Return the query rows of the small decodes that together reach every kernel of a variant.
 
     row: the cache's row format; by default one without scales.
+    gathers: whether keys are gathered.
     """
     few = FEW_ROWS_DEALS.get(arch)
     if few is not None:
         return DECODE_ROWS, few.row_tile + 2
     scales = None if row is None else row.scales
-    if scales is None:
+    if scales is None and not (gathers and row is not None and row.piece("latent").dtype is Dtype.BF16):
         return (DECODE_ROWS,)
-    pairs = (HOPPER_PAIR_ROWS,) if scales.in_row else ()
+    pairs = (HOPPER_PAIR_ROWS,) if scales is not None and scales.in_row else ()
     return (DECODE_ROWS, *pairs, HOPPER_FEW_ROWS + 2)
+
+
+def _rows_of(variant: DecodeVariant) -> tuple[int, ...]:
+    return decode_rows(variant.arch, variant.row, variant.gathers)
 
 
 def turns_values(variant: DecodeVariant) -> bool:

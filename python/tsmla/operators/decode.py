@@ -180,8 +180,8 @@ def tsmla_decode(
 
         - bf16 caches, and rows with scales: full precision from 2^-14 of the largest column on; smaller columns are off
           by up to 2^-22 of that largest. What is largest is taken for columns 0 to 127 and 256 to 383 together, and for
-          the others; with SnapMLA's rows for each half; with scales and up to 16 query rows (tokens times heads) for
-          each 128 columns.
+          the others; with SnapMLA's rows for each half; with up to 16 query rows (tokens times heads) of rows with
+          scales, or of bf16 rows and `indices`, for each 128 columns.
         - e4m3 caches: full precision from 2^-22 on, in the cache's units; smaller columns are off by up to 2^-31.
         - batch_invariant, which splits nothing: full precision for all columns.
 

@@ -196,7 +196,7 @@ def _rows(variant: Variant) -> tuple[int, ...]:
     """Return the query rows of a decode's calls; none for other operators."""
     from .. import check
 
-    return check.decode_rows(variant.arch, variant.row) if isinstance(variant, DecodeVariant) else ()
+    return check.decode_rows(variant.arch, variant.row, variant.gathers) if isinstance(variant, DecodeVariant) else ()
 
 
 def _part(paths: list[Path], number: int, count: int) -> list[Path]:

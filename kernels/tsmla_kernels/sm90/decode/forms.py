@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsmla.identity.variant import DecodeVariant
+from tsmla.identity.variant import DecodeVariant, Dtype
 
 from ...parts.precision import PartialRows
 from .row16.geometry import FEW_ROWS, FewRowsGeometry
@@ -13,7 +13,8 @@ ONE_CTA = "one CTA"
 PAIR_OF_CTAS = "pair of CTAs"
 """The form, where rows are converted, for calls whose CTAs come in pairs, which convert for each other."""
 WARP_PRODUCTS = "warp products"
-"""The form, where rows have scales, for calls of few query rows: a kernel of its own, `row16`."""
+"""The form, where rows have scales or bf16 ones are gathered, for calls of few query rows: a kernel of its own,
+`row16`."""
 
 
 def forms_of(variant: DecodeVariant) -> dict[str, DecodeGeometry | FewRowsGeometry]:
@@ -22,14 +23,14 @@ def forms_of(variant: DecodeVariant) -> dict[str, DecodeGeometry | FewRowsGeomet
     forms: dict[str, DecodeGeometry | FewRowsGeometry] = {ONE_CTA: one}
     if one.converts:
         forms[PAIR_OF_CTAS] = DecodeGeometry.of(variant, PAIR)
-    if one.converts or one.scaled:
+    if one.converts or one.scaled or (one.gathers and variant.dtype is Dtype.BF16):
         forms[WARP_PRODUCTS] = FewRowsGeometry(one.stored, one.gathers)
     return forms
 
 
 def form_of_few_rows(variant: DecodeVariant) -> str:
     """The form that takes calls of up to FEW_ROWS query rows (query tokens x heads), unless they are batch-invariant or
-    their requests vary in query tokens."""
+    their requests vary in query tokens, or rows without scales have too few tiles for it (`entry`)."""
     return WARP_PRODUCTS if WARP_PRODUCTS in forms_of(variant) else ONE_CTA
 
 

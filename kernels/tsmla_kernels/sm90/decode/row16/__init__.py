@@ -1,1 +1,2 @@
-"""The Hopper decode of rows with scales for requests of up to 16 query rows: products of warps (`mma.sync`)."""
+"""The Hopper decode for requests of up to 16 query rows, of rows with scales and of bf16 rows that are gathered:
+products of warps (`mma.sync`)."""

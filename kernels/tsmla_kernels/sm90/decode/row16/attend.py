@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Vector, const_expr
 from tsmla.identity.dtype import bytes_of
 
-from ....limits import WARPGROUP
+from ....limits import VECTOR_BYTES, WARPGROUP
 from ....parts.alignment import aligned
 from ....parts.division import Divisor, quotient
 from ....parts.keys.listed import ListedKeys
@@ -22,7 +22,7 @@ from ....parts.precision import larger_magnitudes, widened
 from ....parts.query import QueryRows
 from ....parts.warp import QUAD
 from ..results import Results
-from ..work.task import Task, border_tile, for_each_task
+from ..work.task import Task, border_tile, for_each_task, in_smaller_tiles
 from .finish import finish
 from .geometry import BLOCK, FEW_ROWS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
 from .scales import brought_scales, page_of_quarter, scales_of_quarter
@@ -30,8 +30,6 @@ from .schedule import TEAM_BARRIER
 from .storage import Shared, there_of
 from .tile import (
     NO_KEYS,
-    STEPS,
-    STRIP_HALVES,
     State,
     add_values,
     lane_of,
@@ -72,8 +70,9 @@ def attend_few(geometry: cutlass.Constexpr[FewRowsGeometry], shared: Shared, att
 @cute.jit
 def _attend_if_shared(
     geometry: cutlass.Constexpr[FewRowsGeometry], shared: Shared, attending: Attending, team: Int32, number: Int32,
-    task: Task,
+    dealt: Task,
 ) -> None:  # fmt: skip
+    task = in_smaller_tiles(dealt, geometry.halves)
     if (team == 0) | (not is_alone(task)):
         _attend_task(geometry, shared, attending, team, number, task)
 
@@ -108,14 +107,18 @@ def _attend_task(
     one, other, all_keys = task.keys, task.keys, task.keys
     if (view.q_len != 1) | hides(view):
         one, other, all_keys = _keys_of_rows(view, task, heads)
-    if const_expr(geometry.apart):
-        latent, rope = _widened_operands(given)
+    if const_expr(geometry.plain):
+        latent, rope = _operands(geometry, given)
+        scale_log2 = cute.make_rmem_tensor(2, Float32)
+        scale_log2.fill(softmax_scale * LOG2_E)
+    elif const_expr(geometry.apart):
+        latent, rope = _widened_operands(geometry, given)
         scale_log2 = cute.make_rmem_tensor(2, Float32)
         for row in cutlass.range_constexpr(2):
             scale_log2[row] = query_scales[row] * (softmax_scale * LOG2_E)
     else:
         latent, rope, scale_log2 = _as_operands(
-            shared, given, query.pieces[0].element_type, team, warp, softmax_scale * LOG2_E
+            geometry, shared, given, query.pieces[0].element_type, team, warp, softmax_scale * LOG2_E
         )
     output = cute.make_rmem_tensor((4, STRIP // BLOCK), Float32)
     reference, sum_reference, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
@@ -138,14 +141,14 @@ def _attend_task(
         shared.kv_edge.wait_full(count)
         stage = shared.stages + shared.kv_edge.stage(count) * geometry.stage_bytes
         tile = task.first_tile + index
-        first_key = tile * TILE_KV
+        first_key = tile * geometry.tile_kv
         there = None
         if const_expr(geometry.gathers):
             if const_expr(geometry.brings_scales):
                 now = brought_scales(geometry, shared, shared.kv_edge.stage(count), warp)
             else:
-                told = there_of(shared, shared.kv_edge.stage(count))
-                there = (told[0], told[1])
+                told = there_of(geometry, shared, shared.kv_edge.stage(count))
+                there = tuple(told[word] for word in range(cute.size(told)))
         elif border_tile(task, tile, TILE_KV) | hides(view):
             wipe(geometry, state, stage, viewers, first_key)
         scores, logs, negative = scores_of(geometry, state, stage, first_key, now, there)
@@ -184,48 +187,72 @@ def _query_scales(queries: cute.Tensor, task: Task, heads: Divisor) -> tuple[Flo
 def _query_as_given(
     query: QueryRows, task: Task, heads: Divisor, warp: Int32, geometry: cutlass.Constexpr[FewRowsGeometry]
 ) -> tuple:
-    """Read this lane's numbers of this warp's query columns: words of 16 bytes x 2 (of 8-bit numbers, x 1), halves,
-    rows; of the rope piece, words, rows. Where the task has no such row they are another's: a branch around the loads
-    would part their addresses."""
-    latent_piece, rope_piece = query.pieces
-    vectors = bytes_of(latent_piece.element_type.width)
+    """Read this lane's numbers of this warp's query columns: words of what a vector of a key's row is multiplied with,
+    vectors, rows; of the rope piece, words, rows. Where the task has no such row they are another's: a branch around
+    the loads would part their addresses."""
+    latent_piece = query.pieces[0]
+    columns = geometry.vector_columns
+    vectors = bytes_of(latent_piece.element_type.width * columns) // VECTOR_BYTES
     lane = cute.arch.lane_idx()
     quad_lane = lane % QUAD
     batch, q_len, _, _ = latent_piece.shape
-    latent = cute.make_rmem_tensor((4 * vectors, vectors, STRIP_HALVES, 2), Int32)
-    rope = cute.make_rmem_tensor((2, 2), Int32)
+    latent = cute.make_rmem_tensor((4 * vectors, vectors, geometry.vectors, 2), Int32)
+    rope = None
+    if const_expr(geometry.has_rope):
+        rope = cute.make_rmem_tensor((2, 2), Int32)
     first = task.first_row - task.request * (q_len * heads.value)
     for row in cutlass.range_constexpr(2):
         position = cutlass.max(cutlass.min(lane // QUAD + 8 * row, task.rows - 1), 0)
         token = quotient(first + position, heads)
         place = (task.request, token, first + position - token * heads.value)
-        for half in cutlass.range_constexpr(STRIP_HALVES):
-            column = warp * STRIP + half * (STRIP // 2) + quad_lane * 16
+        for part in cutlass.range_constexpr(geometry.vectors):
+            column = warp * STRIP + part * (QUAD * columns) + quad_lane * columns
             source = cute.recast_ptr(
                 aligned(cute.domain_offset((*place, column), latent_piece).iterator, 16), dtype=Int32
             )
             for vector in cutlass.range_constexpr(vectors):
                 cute.autovec_copy(
                     cute.make_tensor(aligned(source + 4 * vector, 16), cute.make_layout(4)),
-                    cute.make_tensor(latent[None, 0, half, row].iterator + 4 * vector, cute.make_layout(4)),
+                    cute.make_tensor(latent[None, 0, part, row].iterator + 4 * vector, cute.make_layout(4)),
                 )
-        source = aligned(cute.domain_offset((*place, warp * 16 + quad_lane * 4), rope_piece).iterator, 8)
-        cute.autovec_copy(cute.make_tensor(cute.recast_ptr(source, dtype=Int32), cute.make_layout(2)), rope[None, row])
+        if const_expr(geometry.has_rope):
+            source = aligned(cute.domain_offset((*place, warp * 16 + quad_lane * 4), query.pieces[1]).iterator, 8)
+            source = cute.recast_ptr(source, dtype=Int32)
+            cute.autovec_copy(cute.make_tensor(source, cute.make_layout(2)), rope[None, row])
     return latent, rope
 
 
 @cute.jit
-def _widened_operands(given: tuple) -> tuple:
+def _operands(geometry: cutlass.Constexpr[FewRowsGeometry], given: tuple) -> tuple:
+    """First operands of this warp's columns of a query of 16 bits."""
+    latent, rope = given
+    steps, second = geometry.vector_steps, None
+    first = cute.make_rmem_tensor((4, geometry.vectors * steps), Int32)
+    if const_expr(geometry.has_rope):
+        second = cute.make_rmem_tensor(4, Int32)
+    for row in cutlass.range_constexpr(2):
+        for word in cutlass.range_constexpr(2):
+            for vector in cutlass.range_constexpr(geometry.vectors):
+                for step in cutlass.range_constexpr(steps):
+                    first[row + 2 * word, vector * steps + step] = latent[2 * step + word, 0, vector, row]
+            if const_expr(geometry.has_rope):
+                second[row + 2 * word] = rope[word, row]
+    return first, second
+
+
+@cute.jit
+def _widened_operands(geometry: cutlass.Constexpr[FewRowsGeometry], given: tuple) -> tuple:
     """First operands of this warp's columns of an 8-bit query, which float16 holds as it is."""
     latent, rope = given
-    first = cute.make_rmem_tensor((4, STRIP_HALVES * STEPS), Int32)
+    steps = geometry.vector_steps
+    first = cute.make_rmem_tensor((4, geometry.vectors * steps), Int32)
     second = cute.make_rmem_tensor(4, Int32)
     for row in cutlass.range_constexpr(2):
-        for half in cutlass.range_constexpr(STRIP_HALVES):
-            for step in cutlass.range_constexpr(STEPS):
-                words = widened(latent[step, 0, half, row], cutlass.Float8E4M3FN)
+        for vector in cutlass.range_constexpr(geometry.vectors):
+            for step in cutlass.range_constexpr(steps):
+                words = widened(latent[step, 0, vector, row], cutlass.Float8E4M3FN)
                 for word in cutlass.range_constexpr(2):
-                    first[row + 2 * word, half * STEPS + step] = words[word]
+                    first[row + 2 * word, vector * steps + step] = words[word]
         for word in cutlass.range_constexpr(2):
             second[row + 2 * word] = rope[word, row]
     return first, second
@@ -233,14 +260,20 @@ def _widened_operands(given: tuple) -> tuple:
 
 @cute.jit
 def _as_operands(
-    shared: Shared, given: tuple, dtype: cutlass.Constexpr, team: Int32, warp: Int32, scale_log2: Float32
+    geometry: cutlass.Constexpr[FewRowsGeometry],
+    shared: Shared,
+    given: tuple,
+    dtype: cutlass.Constexpr,
+    team: Int32,
+    warp: Int32,
+    scale_log2: Float32,
 ) -> tuple:
     """First operands of this warp's columns of the query, and the factors that turn products into logarithms of
     scores."""
     latent, rope = given
-    lane = cute.arch.lane_idx()
+    lane, steps = cute.arch.lane_idx(), geometry.vector_steps
     numbers = [
-        [cute.recast_tensor(latent[None, 0, half, row], dtype).load().to(Float32) for half in range(STRIP_HALVES)]
+        [cute.recast_tensor(latent[None, 0, half, row], dtype).load().to(Float32) for half in range(geometry.vectors)]
         for row in range(2)
     ]
     told = cute.make_tensor(
@@ -249,7 +282,7 @@ def _as_operands(
     )
     for row in cutlass.range_constexpr(2):
         largest = Int32(0)
-        for half in cutlass.range_constexpr(STRIP_HALVES):
+        for half in cutlass.range_constexpr(geometry.vectors):
             for word in cutlass.range_constexpr(8):
                 largest = larger_magnitudes(largest, latent[word, 0, half, row], dtype)
         for step in cutlass.range_constexpr(QUAD.bit_length() - 1):
@@ -258,7 +291,7 @@ def _as_operands(
             both = Vector.from_elements((largest,), Int32).bitcast(dtype).to(Float32).to_elements()
             told[lane // QUAD + 8 * row, warp, team] = cute.arch.fmax(*both)
     cute.arch.barrier(barrier_id=TEAM_BARRIER + team, number_of_threads=WARPGROUP)
-    first = cute.make_rmem_tensor((4, STRIP_HALVES * STEPS), Int32)
+    first = cute.make_rmem_tensor((4, geometry.vectors * steps), Int32)
     second = cute.make_rmem_tensor(4, Int32)
     logs = cute.make_rmem_tensor(2, Float32)
     for row in cutlass.range_constexpr(2):
@@ -268,13 +301,13 @@ def _as_operands(
         exponent = cutlass.min(cutlass.max(largest.bitcast(Int32) >> 23, LEAST_EXPONENT), MOST_EXPONENT)
         factor = (Int32(258) - exponent << 23).bitcast(Float32)
         logs[row] = scale_log2 * (exponent - 4 << 23).bitcast(Float32)
-        for half in cutlass.range_constexpr(STRIP_HALVES):
+        for half in cutlass.range_constexpr(geometry.vectors):
             scaled = cute.make_rmem_tensor(16, cutlass.Float16)
             scaled.store((numbers[row][half] * factor).to(cutlass.Float16))
             words = cute.recast_tensor(scaled, Int32)
-            for step in cutlass.range_constexpr(STEPS):
+            for step in cutlass.range_constexpr(steps):
                 for word in cutlass.range_constexpr(2):
-                    first[row + 2 * word, half * STEPS + step] = words[2 * step + word]
+                    first[row + 2 * word, half * steps + step] = words[2 * step + word]
         ropes = cute.recast_tensor(rope[None, row], dtype).load().to(Float32) * factor
         turned = cute.make_rmem_tensor(4, dtype)
         turned.store(ropes.to(dtype))

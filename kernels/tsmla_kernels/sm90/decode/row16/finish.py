@@ -119,10 +119,10 @@ def _merge(state: State, ends: cute.Tensor, given: Int32) -> None:
 
 @cute.jit
 def _store(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, task: Task, results: Results) -> None:
-    """Store rows of the result, or partial ones. A lane has 32 columns of a row that lie together."""
+    """Store rows of the result, or partial ones. A lane's columns of either line of a strip's part lie together."""
     lane = cute.arch.lane_idx()
     rows, logged = output_of(results.out, task.first_row, task.rows), const_expr(results.lse is not None)
-    column = state.warp * STRIP + lane % QUAD * (2 * OUTPUTS)
+    column = state.warp * STRIP + lane % QUAD * (2 * geometry.vector_columns)
     speaker = (state.warp == 0) & (lane % QUAD == 0)
     factors, log_sums = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
     for row in cutlass.range_constexpr(2):
@@ -134,7 +134,7 @@ def _store(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, task: Tas
             factors[row] = end.factor * cute.math.exp2(apart, fastmath=True)
         log_sums[row] = end.log_sum
     if task.slot >= 0:
-        _store_partial(state, task, column, speaker, factors, log_sums, results.partials)
+        _store_partial(geometry, state, task, column, speaker, factors, log_sums, results.partials)
     else:
         for row in cutlass.range_constexpr(2):
             position = lane // QUAD + 8 * row
@@ -151,13 +151,13 @@ def _store(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, task: Tas
                     if speaker:
                         write_log_sum(results.lse, results.ending, task.first_row + position, end.log_sum)
                 factor = end.factor * results.ending.output_scale
-                _store_row(state, row, rows[position, None], column, factor, Boolean(True))
+                _store_row(geometry, state, row, rows[position, None], column, factor, Boolean(True))
 
 
 @cute.jit
 def _store_partial(
-    state: State, task: Task, column: Int32, speaker: Boolean, downs: cute.Tensor,
-    log_sums: cute.Tensor, partials: Partials,
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, task: Task, column: Int32, speaker: Boolean,
+    downs: cute.Tensor, log_sums: cute.Tensor, partials: Partials,
 ) -> None:  # fmt: skip
     """Store partial rows as `decode/partial_results` does: outputs times LIKELY_UP, which brings what a row is likely
     to have where float16 is as precise as it gets; and if that was not right, once more. `downs` first normalise
@@ -178,7 +178,7 @@ def _store_partial(
             stored, largest = position < task.rows, Int32(0)
             if position < run_for:
                 target = partials.rows[task.slot, position, None]
-                largest = _store_row(state, row, target, column, ups[row], stored, largest)
+                largest = _store_row(geometry, state, row, target, column, ups[row], stored, largest)
                 if lane % QUAD == 0 and stored:
                     partials.downs[task.slot, position, state.warp] = downs[row]
             fit = fit & (fits_float16(largest) | (position >= task.rows) | (downs[row] == 0.0))
@@ -199,17 +199,18 @@ def _store_partial(
 
 @cute.jit
 def _store_row(
-    state: State, row: cutlass.Constexpr, target: cute.Tensor, column: Int32, factor: Float32, stored: Boolean,
-    largest: Int32 | None = None,
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, row: cutlass.Constexpr, target: cute.Tensor,
+    column: Int32, factor: Float32, stored: Boolean, largest: Int32 | None = None,
 ) -> Int32 | None:  # fmt: skip
     """Store a lane's part of a row of 16 bits times `factor`. largest: a word of two float16 magnitudes; returned with
     the larger of them and of what has been stored."""
     dtype = target.element_type
-    size = 128 // dtype.width
+    size, together = 128 // dtype.width, geometry.vector_columns
     start = (target.iterator + column).toint()
     for line in cutlass.range_constexpr(2):
         for vector in cutlass.range_constexpr(OUTPUTS // size):
             values = [state.output[2 * row + line, size * vector + i] * factor for i in range(size)]
-            place = bytes_of(dtype.width, line * OUTPUTS + vector * size)
+            part, within = divmod(vector * size, together)
+            place = bytes_of(dtype.width, part * (BLOCK * together) + line * together + within)
             largest = store_vector(stored, start, place, values, dtype, largest)
     return largest

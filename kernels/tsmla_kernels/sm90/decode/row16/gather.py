@@ -1,7 +1,8 @@
-"""Role `gather_few` of the Hopper decode of few rows: two warps that bring rows one by one, 16 bytes a lane.
+"""Role `gather_few` of the Hopper decode of few rows: two or three warps that bring rows one by one, 16 bytes a lane.
 
 Rows lie one behind the other in shared memory, as they are stored; pieces that lie apart, as bulk copies would put
-them, and their scales in a place of their own. A key that is not there is zeros, its scales too.
+them, and their scales in a place of their own. A key that is not there is zeros, its scales too. Between bf16 rows are
+16 bytes that nobody reads.
 (A bulk copy for each row, by one warp, takes 5,500 clk a tile where these take less than memory does.)"""
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import functools
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32, Int64, const_expr
+from cutlass.cutlass_dsl import select_
+from tsmla.identity.row_format import Piece
 
 from ....limits import VECTOR_BYTES
 from ....parts.division import Divisor
 from ....parts.keys.listed import (
     Lines,
     ListedKeys,
+    Rows,
     for_each_tile,
     gather,
     gather_whole,
@@ -26,9 +30,11 @@ from ....parts.keys.listed import (
 )
 from ....parts.keys.scales import copy_slot_scale
 from ....parts.keys.visible import Visibility, viewers_of
+from ....parts.ptx import copy_vector
 from ..work.task import Task, for_each_task
 from .geometry import STRIP, TILE_KV, FewRowsGeometry
 from .scales import key_scale_at
+from .schedule import PLAIN_GATHER_WARPS
 from .storage import Shared, there_of
 
 SHARE = 32
@@ -42,7 +48,7 @@ def gather_few(
     source: ListedKeys, scales: cute.Tensor | None, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
     view: Visibility, heads: Divisor, gatherer: cutlass.Constexpr[int],
 ) -> None:  # fmt: skip
-    """Gather half of every tile's rows, as warp number `gatherer`. scales: those of keys, where they lie apart."""
+    """Gather a share of every tile's rows, as warp number `gatherer`. scales: those of keys, where they lie apart."""
     act = functools.partial(_gather_task, source, scales, shared, geometry, view, heads, gatherer)
     for_each_task(shared.dealt, act)
 
@@ -53,8 +59,13 @@ def _gather_task(
     view: Visibility, heads: Divisor, gatherer: cutlass.Constexpr[int], number: Int32, task: Task,
 ) -> None:  # fmt: skip
     viewers = viewers_of(view, task, heads)
-    mine = lane_keys(source, viewers, task.first_tile * TILE_KV + gatherer * SHARE + cute.arch.lane_idx(), SHARE)
-    act = functools.partial(_gather_tile, source, scales, shared, geometry, gatherer)
+    first_key = task.first_tile * TILE_KV + cute.arch.lane_idx()
+    if const_expr(geometry.plain):
+        mine = lane_keys(source, viewers, first_key, TILE_KV)
+        act = functools.partial(_gather_plain, source, shared, geometry, gatherer)
+    else:
+        mine = lane_keys(source, viewers, first_key + gatherer * SHARE, SHARE)
+        act = functools.partial(_gather_tile, source, scales, shared, geometry, gatherer)
     for_each_tile(mine, task.tiles, TILE_KV, task.first_count, act)
 
 
@@ -70,7 +81,7 @@ def _gather_tile(
     edge.wait_empty(count)
     stage = edge.stage(count)
     if const_expr(not geometry.brings_scales):
-        tell_there(there_of(shared, stage, gatherer), slots)
+        tell_there(there_of(geometry, shared, stage, gatherer), slots)
         edge.hand_over(count)
     target = shared.stages + stage * geometry.stage_bytes
     place = place_of(source, source.rows, slot)
@@ -85,3 +96,44 @@ def _gather_tile(
         target = target + gatherer * (SHARE * geometry.row_bytes)
         gather_whole(source.rows.start, place, geometry.row_bytes // VECTOR_BYTES, target, AT_ONCE)
     edge.arrive_behind_copies(count)
+
+
+@cute.jit
+def _gather_plain(
+    source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
+    gatherer: cutlass.Constexpr[int], count: Int32, slots: tuple,
+) -> None:  # fmt: skip
+    """Gather the rows of both tiles that tile number `count` of the plan has; the first warp tells which keys are
+    there. Their entries have been read a tile of the plan ahead: with those of one tile, a ring fills more slowly."""
+    edge = shared.kv_edge
+    for half, slot in enumerate(slots):
+        number = count * geometry.halves + half
+        edge.wait_empty(number)
+        stage = edge.stage(number)
+        if const_expr(gatherer == 0):
+            tell_there(there_of(geometry, shared, stage), (slot,))
+        edge.hand_over(number)
+        target = shared.stages + stage * geometry.stage_bytes
+        for piece in geometry.stored.pieces:
+            rows = source.rows if piece.name == "latent" else source.rope
+            _gather_third(geometry, rows, place_of(source, rows, slot), target, piece, gatherer)
+        edge.arrive_behind_copies(number)
+
+
+@cute.jit
+def _gather_third(
+    geometry: cutlass.Constexpr[FewRowsGeometry], rows: Rows, place: Int32, target: Int32,
+    piece: cutlass.Constexpr[Piece], gatherer: cutlass.Constexpr[int],
+) -> None:  # fmt: skip
+    """Start copying every third step of 512 bytes of a piece of 32 rows, of which each lane has one's `place`; where
+    there is none, zeros are written."""
+    lane, row_vectors = cute.arch.lane_idx(), piece.bytes // VECTOR_BYTES
+    target = target + geometry.stored.offset(piece.name)
+    for step in cutlass.range_constexpr(gatherer, row_vectors, len(PLAIN_GATHER_WARPS)):
+        vector = step * 32 + lane
+        key = vector // row_vectors
+        found = cute.arch.shuffle_sync(place, key)
+        size = Int32(select_(found < 0, Int32(0), Int32(VECTOR_BYTES)))
+        within = (vector - key * row_vectors) * VECTOR_BYTES
+        source = rows.start + Int64(cutlass.max(found, 0)) * VECTOR_BYTES + within
+        copy_vector(target + key * geometry.row_bytes + within, 0, source, 0, size)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 
+from cutlass.cutlass_dsl import Numeric
 from tsmla.identity.row_format import SCALE_BYTES, RowFormat
 from tsmla.identity.variant import Dtype
 
-from ....limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
+from ....limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, VECTOR_BYTES, WARPGROUP
 from ....parts.hopper.storage import BARRIER_BYTES
 from ....parts.precision import LIFTED_COLUMNS, NUMERIC, Lifted, PartialRows
+from ....parts.warp import QUAD
 
 FEW_ROWS = 16
 """Query rows of a CTA: those of one warp-level product."""
-TILE_KV = 64
-"""Keys of a tile."""
 BLOCK = 8
 """Keys, or output columns, of a product's second dimension."""
-BLOCKS = TILE_KV // BLOCK
-STAGES = 4
+TILE_KV = 64
+"""Keys of a tile of the plan."""
+STEP = 16
+"""Numbers that a product adds up: columns of a row, or keys."""
 TEAMS = 2
 """Teams of warps, each of which takes every other tile."""
 TEAM_WARPS = WARPGROUP // 32
@@ -26,7 +28,7 @@ TEAM_WARPS = WARPGROUP // 32
 THERE_AT = 576
 """Byte, behind the barriers, where it is told which keys of each stage are there, where rows are gathered."""
 STRIP = 128
-"""Columns that share a scale, and as many bytes: what a warp has of a row."""
+"""Columns that a warp has of a row; where rows have scales for parts, those that share one. Bytes of a line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +36,71 @@ class FewRowsGeometry:
     """Sizes of the Hopper decode of few rows. Rows lie in shared memory as they are stored, one behind the other. Where
     pieces lie `apart`, each is lines of 128 bytes that bulk copies swizzle, those of 8 keys one behind the other: all
     strips of 8 keys of the latent piece before those of the next 8; behind all of them, the rope piece. Scales then
-    come to shared memory only where keys are gathered, to a place of their own."""
+    come to shared memory only where keys are gathered, to a place of their own.
+
+    Rows without scales are bf16. They are gathered, and 32 of them are a tile: half of a tile of the plan."""
 
     stored: RowFormat
     gathers: bool = False
 
     @property
+    def plain(self) -> bool:
+        """Whether rows are multiplied as they are: bf16, and no scales."""
+        return self.stored.scales is None
+
+    @property
+    def tile_kv(self) -> int:
+        """Keys of a tile."""
+        return TILE_KV // self.halves
+
+    @property
+    def halves(self) -> int:
+        """Tiles that a tile of the plan has."""
+        return 2 if self.plain else 1
+
+    @property
+    def blocks(self) -> int:
+        return self.tile_kv // BLOCK
+
+    @property
+    def own_blocks(self) -> int:
+        """Blocks of scores that a warp adds up."""
+        return self.blocks // TEAM_WARPS
+
+    @property
+    def key_steps(self) -> int:
+        """Steps of a tile's products with values."""
+        return self.tile_kv // STEP
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of 16 bytes that a lane has of a row of a strip: a quad has the strip."""
+        return STRIP * self.number_bytes // (QUAD * VECTOR_BYTES)
+
+    @property
+    def vector_columns(self) -> int:
+        return VECTOR_BYTES // self.number_bytes
+
+    @property
+    def vector_steps(self) -> int:
+        """Products' steps that a quad's vectors are columns of."""
+        return QUAD * self.vector_columns // STEP
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of a number of the latent piece."""
+        return self.stored.piece("latent").dtype.bits // 8
+
+    @property
+    def product(self) -> type[Numeric]:
+        """The dtype that numbers of the latent piece and probabilities are multiplied as."""
+        return NUMERIC[Dtype.BF16 if self.plain else Dtype.FP16]
+
+    @property
     def row_bytes(self) -> int:
-        return self.stored.bytes
+        """Bytes from one row to the next in shared memory, where rows lie one behind the other: they begin four banks
+        apart."""
+        return self.stored.bytes + (VECTOR_BYTES if self.plain else 0)
 
     @property
     def apart(self) -> bool:
@@ -50,7 +109,11 @@ class FewRowsGeometry:
     @property
     def rope_at(self) -> int:
         """Offset of the rope piece in a row; in a stage, where pieces lie apart."""
-        return self.stored.offset("rope") * (TILE_KV if self.apart else 1)
+        return self.stored.offset("rope") * (self.tile_kv if self.apart else 1)
+
+    @property
+    def has_rope(self) -> bool:
+        return any(piece.name == "rope" for piece in self.stored.pieces)
 
     @property
     def scales_at(self) -> int | None:
@@ -59,11 +122,11 @@ class FewRowsGeometry:
 
     @property
     def stages(self) -> int:
-        return STAGES
+        return 5 if self.plain else 4
 
     @property
     def stage_bytes(self) -> int:
-        return TILE_KV * self.row_bytes
+        return self.tile_kv * self.row_bytes
 
     def key_of(self, column: int, quad_lane):
         """The key, counted from its block's first, that is the first (0) or second (1) column of lane `quad_lane` of
@@ -91,17 +154,18 @@ class FewRowsGeometry:
 
     @property
     def exchange_at(self) -> int:
-        return BARRIER_BYTES + STAGES * self.stage_bytes
+        return BARRIER_BYTES + self.stages * self.stage_bytes
 
     @property
     def exchange_bytes(self) -> int:
-        """Bytes of a team's partial scores: each warp's, of a tile, in float32."""
-        return TEAM_WARPS * FEW_ROWS * TILE_KV * 4
+        """Bytes of a team's partial scores: each warp's, of a tile, in float32. At a task's end, both teams' are what
+        one gives the other."""
+        return max(TEAM_WARPS * FEW_ROWS * self.tile_kv * 4, TEAM_WARPS * FEW_ROWS * STRIP * 4 // TEAMS)
 
     @property
     def sums_bytes(self) -> int:
         """Bytes of a team's scores, added over its warps."""
-        return FEW_ROWS * TILE_KV * 4
+        return FEW_ROWS * self.tile_kv * 4
 
     @property
     def ends_at(self) -> int:
@@ -118,9 +182,9 @@ class FewRowsGeometry:
 
     @property
     def largest_bytes(self) -> int:
-        """Bytes of the largest number of each query row in each warp's columns, for either team. Queries of 8 bits need
-        none."""
-        return 0 if self.apart else TEAMS * TEAM_WARPS * FEW_ROWS * 4
+        """Bytes of the largest number of each query row in each warp's columns, for either team, where the query
+        becomes float16."""
+        return 0 if self.apart or self.plain else TEAMS * TEAM_WARPS * FEW_ROWS * 4
 
     @property
     def brings_scales(self) -> bool:
@@ -134,24 +198,26 @@ class FewRowsGeometry:
     @property
     def key_scales_bytes(self) -> int:
         """Bytes of the scales of each stage's keys, in all."""
-        return STAGES * TILE_KV * SCALE_BYTES if self.brings_scales else 0
+        return self.stages * self.tile_kv * SCALE_BYTES if self.brings_scales else 0
 
     @property
     def shared_bytes(self) -> int:
         return self.key_scales_at + self.key_scales_bytes
 
     def check(self) -> None:
-        assert self.stored.value_columns == TEAM_WARPS * STRIP and self.stored.piece("latent").dtype is Dtype.E4M3, self
+        assert self.stored.value_columns == TEAM_WARPS * STRIP, self
         assert STRIP == LIFTED_COLUMNS, self
-        assert self.stored.piece("rope").bytes == STRIP, self
+        assert not self.has_rope or self.stored.piece("rope").bytes == STRIP, self
         scales = self.stored.scales
-        assert scales, self
-        if self.apart:
-            assert scales.whole_row, self
+        if scales is None:
+            assert self.gathers and self.row_bytes % 128 == VECTOR_BYTES, self
+            assert all(piece.dtype is Dtype.BF16 for piece in self.stored.pieces), self
+        elif self.apart:
+            assert self.stored.piece("latent").dtype is Dtype.E4M3 and scales.whole_row, self
             assert all(size % TILE_ALIGNMENT == 0 for size in (BARRIER_BYTES, self.rope_at, self.stage_bytes)), self
         else:
+            assert self.stored.piece("latent").dtype is Dtype.E4M3, self
             assert scales.columns == STRIP and self.scales_at is not None, self
             assert self.row_bytes % 128 == 16, f"rows of {self.row_bytes} bytes do not begin four banks apart"
             assert all(at % 16 == 0 for at in (self.rope_at, self.scales_at)) and self.stage_bytes % 128 == 0, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self
-        assert TEAMS * self.exchange_bytes >= TEAM_WARPS * FEW_ROWS * STRIP * 4, self

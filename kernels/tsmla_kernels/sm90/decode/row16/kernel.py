@@ -1,8 +1,10 @@
-"""Absorbed MLA decode for Hopper of rows with scales, for requests of up to 16 query rows: the kernel.
+"""Absorbed MLA decode for Hopper of rows with scales, and of bf16 rows that are gathered, for requests of up to 16
+query rows: the kernel.
 
 Each worker of the plan is one CTA, as in `row64`. Two teams of four warps take turns with the tiles; products are those
 of single warps (`mma.sync`), so that rows are multiplied as they were loaded: a lane widens what it reads, and nothing
-is written back. (`wgmma` wants 64 rows, or keys in shared memory.)"""
+is written back. (`wgmma` wants 64 rows, or keys in shared memory.) A query of 16 rows is in registers, where `row64`
+keeps one of 64 in shared memory: more keys can be on their way."""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from .gather import gather_few
 from .geometry import FewRowsGeometry
 from .load import load_apart, load_few
 from .maps import Maps, maps_of, places_of
-from .schedule import DEAL_WARP, GATHER_WARPS, LOAD_WARP, FewRowsSchedule
+from .schedule import DEAL_WARP, LOAD_WARP, FewRowsSchedule
 from .storage import shared_of
 
 
@@ -46,7 +48,7 @@ class FewRowsKeys(NamedTuple):
 
 
 class FewRowsKernel:
-    """The kernel for few query rows of a decode whose rows have scales: one of its forms (`forms`)."""
+    """The kernel for few query rows of a decode: one of its forms (`forms`)."""
 
     def __init__(self, geometry: FewRowsGeometry, dealing: Deal):
         self.geometry = geometry
@@ -97,8 +99,9 @@ class FewRowsKernel:
             if warp == DEAL_WARP:
                 deal(self.dealing, shared.dealt, view, terms, results.partials, False)
             elif const_expr(geometry.gathers):
-                for gatherer in cutlass.range_constexpr(len(GATHER_WARPS)):
-                    if warp == GATHER_WARPS[gatherer]:
+                gatherers = schedule.load.warps
+                for gatherer in cutlass.range_constexpr(len(gatherers)):
+                    if warp == gatherers[gatherer]:
                         key_scales = keys.scales.keys if const_expr(geometry.apart) else None
                         gather_few(keys.source, key_scales, shared, geometry, view, terms.heads, gatherer)
                         cute.arch.griddepcontrol_launch_dependents()

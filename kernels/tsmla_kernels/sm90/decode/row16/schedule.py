@@ -7,19 +7,19 @@ import dataclasses
 from ....limits import WARPGROUP, registers_at_launch
 from ....parts.edges import Copies, EdgeSpec, EdgeTable, LaneCopies, Party, Role, Warps
 from ..work.ring import DEALT_AT, TASK_RING, TASK_WORDS
-from .geometry import STAGES, TEAM_WARPS, TEAMS, FewRowsGeometry
+from .geometry import TEAM_WARPS, TEAMS, FewRowsGeometry
 
 LOAD_WARP, DEAL_WARP = 0, 2
-GATHER_WARPS = (0, 1)
-"""Warps that gather, where rows are gathered, each half of a tile's keys."""
+GATHER_WARPS, PLAIN_GATHER_WARPS = (0, 1), (0, 1, 3)
+"""Warps that gather, where rows are gathered: each half of a tile's keys; of rows without scales, a third of each."""
 TEAM_BARRIER, ALL_BARRIER = 1, 3
 """Named barriers: of the first team, and of both."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FewRowsSchedule:
-    """Who does what in the Hopper decode of few rows: warpgroup 0 loads (warp 0; where rows are gathered, 0 and 1) and
-    deals (warp 2); the two others are teams that attend."""
+    """Who does what in the Hopper decode of few rows: warpgroup 0 loads (warp 0; where rows are gathered, 0
+    and 1, or all but warp 2) and deals (warp 2); the two others are teams that attend."""
 
     geometry: FewRowsGeometry
     load_registers: int = 40
@@ -32,7 +32,8 @@ class FewRowsSchedule:
     @property
     def load(self) -> Role:
         if self.geometry.gathers:
-            return Role("gather_few", GATHER_WARPS, self.load_registers)
+            warps = PLAIN_GATHER_WARPS if self.geometry.plain else GATHER_WARPS
+            return Role("gather_few", warps, self.load_registers)
         return Role("load_few", (LOAD_WARP,), self.load_registers)
 
     @property
@@ -59,7 +60,7 @@ class FewRowsSchedule:
             filled_by = (LaneCopies(self.load), *tells)
         return EdgeTable(
             (
-                EdgeSpec("kv", filled_by, team, STAGES, self.geometry.stage_bytes),
+                EdgeSpec("kv", filled_by, team, self.geometry.stages, self.geometry.stage_bytes),
                 EdgeSpec("dealt", (Warps(self.deal),), told, TASK_RING, TASK_WORDS * 4),
             ),
             DEALT_AT,

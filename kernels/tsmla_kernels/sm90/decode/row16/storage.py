@@ -11,7 +11,7 @@ from ....parts.hopper.storage import BARRIER_BYTES
 from ....parts.pipeline import Barriers, LaneCopiesEdge, TmaEdge, WarpEdge
 from ..work.ring import DEALT_AT, TASK_RING, TASK_WORDS
 from ..work.task import Dealt
-from .geometry import THERE_AT, TILE_KV
+from .geometry import THERE_AT, FewRowsGeometry
 from .schedule import FewRowsSchedule
 
 
@@ -30,16 +30,16 @@ class Shared(NamedTuple):
     dealt: Dealt
 
 
-def there_of(shared: Shared, stage: Int32, word: int = 0) -> cute.Tensor:
+def there_of(geometry: FewRowsGeometry, shared: Shared, stage: Int32, word: int = 0) -> cute.Tensor:
     """Which keys of the tile in a stage are there, where rows are gathered: a bit for each, from word `word` on."""
-    words = TILE_KV // 32
+    words = geometry.tile_kv // 32
     pointer = cute.make_ptr(Int32, shared.there + (stage * words + word) * 4, cute.AddressSpace.smem, assumed_align=4)
     return cute.make_tensor(pointer, cute.make_layout(words - word))
 
 
 def shared_of(schedule: FewRowsSchedule, base: cute.Pointer, barriers: Barriers) -> Shared:
     geometry = schedule.geometry
-    assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= THERE_AT <= BARRIER_BYTES - geometry.stages * TILE_KV // 8
+    assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= THERE_AT <= BARRIER_BYTES - geometry.stages * geometry.tile_kv // 8
     tasks = cute.make_tensor(cute.recast_ptr(base + DEALT_AT, dtype=Int32), cute.make_layout((TASK_WORDS, TASK_RING)))
     return Shared(
         stages=(base + BARRIER_BYTES).toint(),

@@ -1,13 +1,14 @@
 """The steps of a tile in the Hopper decode of few rows: scores, probabilities, values.
 
-A warp has the 128 columns of one scale, of the keys for the scores and of the output. Scores of all warps' columns are
-added through shared memory; everything else a warp does on its own, in registers.
+A warp has 128 columns, those of one scale, of the keys for the scores and of the output. Scores of all warps' columns
+are added through shared memory; everything else a warp does on its own, in registers.
 
 Numbers that are summed over may come in any order, if both operands have the same. A lane can therefore read 16 bytes
 of a row at a time, whose columns it has for itself. Rows of 656 bytes lie as they are stored, one behind the other: of
 every eight, each begins four banks further than the one before. No two lanes of a phase meet in a bank if a block of 8
 keys takes every other one of 16, and pairs of columns are keys 2 i and 8 + (2 i + 4) % 8: neither where a lane reads
-one key (scores), nor where it reads four (values).
+one key (scores), nor where it reads four (values). bf16 rows lie in the same way, 16 bytes further apart than they
+are long; a lane has twice as many vectors of each.
 
 e4m3 is multiplied as f16, which holds all of its numbers. Queries and probabilities are f16, too; a power of two for
 each row brings a query's largest number near 16. A key's scale is a factor of scores; for values, its logarithm is
@@ -21,6 +22,8 @@ one in what turns it by 32 (values)."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import NamedTuple
 
 import cutlass
@@ -32,10 +35,10 @@ from ....limits import VECTOR_BYTES, WARPGROUP
 from ....parts.alignment import shared_vector, wipe_vector
 from ....parts.hopper.softmax import quad_max
 from ....parts.keys.visible import Viewers, VisibleKeys, seen_by_any
-from ....parts.precision import packed_words, widened
+from ....parts.precision import numeric, packed_words, widened
 from ....parts.ptx import mma_16x8x16
 from ....parts.warp import QUAD
-from .geometry import BLOCK, BLOCKS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
+from .geometry import BLOCK, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
 from .schedule import TEAM_BARRIER
 
 NO_KEYS = -1.0e30
@@ -44,25 +47,17 @@ BIAS, SLACK = 10.0, 4.0
 """Powers of two: probabilities as f16 are times 2^BIAS, and may exceed that by 2^SLACK before the reference moves."""
 SIGNS = -0x7F7F7F80
 """Sign bits of four packed e4m3 numbers."""
-OWN_BLOCKS = BLOCKS // TEAM_WARPS
-"""Blocks of scores that a warp adds up."""
-STRIP_HALVES = 2
-"""Halves of a strip: 16 bytes of each of a quad's lanes are 64 columns."""
-STEPS = 4
-"""Steps of 16 columns in half a strip; and of 16 keys in a tile."""
-COLUMNS = 2 * BLOCKS
-"""Keys of a tile that a lane has scores of, in each of its rows."""
 
 
 class Lane(NamedTuple):
     """Where a lane reads in a stage, in bytes from its beginning, and where it exchanges.
 
-    scored: 16 bytes of its key for scores, in either half of a strip. rope: 8 bytes of the rope piece. scales: of its
+    scored: each vector of its key for scores. rope: 8 bytes of the rope piece. scales: of its
     keys, if they lie there. valued: 16 bytes of either key for values. exchange, sums: addresses of its own scores
     and of the sums."""
 
     scored: tuple
-    rope: Int32
+    rope: Int32 | None
     scales: tuple | None
     valued: tuple
     exchange: Int32
@@ -72,10 +67,10 @@ class Lane(NamedTuple):
 class State(NamedTuple):
     """Operands and running state. Lane l has rows l / 4 and l / 4 + 8. `query` [4, steps] and `rope` [4] are first
     operands, `scale_log2` turns products into logarithms of scores (where rows lie apart, but for keys' scales),
-    `output` [4, 16] has columns 16 m + block of line m."""
+    `output` [4, 16] has columns 16 m + block of line m; of 16-bit rows, 8 m + block, those of the second 64 behind."""
 
     query: cute.Tensor
-    rope: cute.Tensor
+    rope: cute.Tensor | None
     scale_log2: cute.Tensor
     output: cute.Tensor
     reference: cute.Tensor
@@ -96,15 +91,18 @@ def lane_of(geometry: cutlass.Constexpr[FewRowsGeometry], exchange: Int32, team:
     own = [geometry.key_of(i, quad_lane) for i in range(2)]
     if const_expr(geometry.apart):
         strip = warp * (BLOCK * STRIP)
-        scored = tuple(strip + _in_line(key, half * QUAD + quad_lane) for half in range(STRIP_HALVES))
+        scored = tuple(strip + _in_line(key, half * QUAD + quad_lane) for half in range(geometry.vectors))
         rope = geometry.rope_at + _in_line(key, 2 * warp + quad_lane // 2) + quad_lane % 2 * 8
         scales = None
         valued = tuple(strip + _in_line(key, line) for key in own)
     else:
-        size, strip = geometry.row_bytes, warp * STRIP
-        scored = (key * size + strip + quad_lane * VECTOR_BYTES,) * STRIP_HALVES
-        rope = key * size + geometry.rope_at + warp * 32 + quad_lane * 8
-        scales = tuple(key * size + geometry.scales_at + warp * 4 for key in own)
+        size, strip = geometry.row_bytes, warp * (STRIP * geometry.number_bytes)
+        scored = (key * size + strip + quad_lane * VECTOR_BYTES,) * geometry.vectors
+        rope = scales = None
+        if const_expr(geometry.has_rope):
+            rope = key * size + geometry.rope_at + warp * 32 + quad_lane * 8
+        if const_expr(not geometry.plain):
+            scales = tuple(key * size + geometry.scales_at + warp * 4 for key in own)
         valued = tuple(key * size + strip + line * VECTOR_BYTES for key in own)
     return Lane(
         scored=scored,
@@ -127,41 +125,46 @@ def scores_of(
     there: tuple | None,
 ) -> tuple:  # fmt: skip
     """Score a tile that begins with `first_key`, over all columns. Returns scores (4, blocks) of this lane, but for
-    `scale_log2`; logarithms of its keys' scales; whether one of these scales is negative. there: where rows are
-    gathered, which keys of the tile are there, unless their scales say it.
+    `scale_log2`; logarithms of its keys' scales, if they lie in rows; whether one of these is negative. there: where
+    rows are gathered, which keys of the tile are there, unless their scales say it.
 
     Where rows lie apart, `scales` are those of this lane's keys of the quarter; scores are then the logarithms of
     probabilities times scales, and that is all."""
-    scores = cute.make_rmem_tensor((4, BLOCKS), Float32)
+    blocks = geometry.blocks
+    scores = cute.make_rmem_tensor((4, blocks), Float32)
     scores.fill(0.0)
-    for half in cutlass.range_constexpr(STRIP_HALVES):
-        words = cute.make_rmem_tensor((4, BLOCKS), Int32)
-        for block in cutlass.range_constexpr(BLOCKS):
-            place = stage + state.lane.scored[half]
+    for vector in cutlass.range_constexpr(geometry.vectors):
+        words = cute.make_rmem_tensor((4, blocks), Int32)
+        for block in cutlass.range_constexpr(blocks):
+            place = stage + state.lane.scored[vector]
             if const_expr(not geometry.apart):
-                place = place + half * (STRIP // 2)
+                place = place + vector * (QUAD * VECTOR_BYTES)
             place = place + geometry.latent_of(block)
             cute.autovec_copy(shared_vector(Int32, place), words[None, block])
-        for step in cutlass.range_constexpr(STEPS):
-            query = [state.query[i, half * STEPS + step] for i in range(4)]
-            for block in cutlass.range_constexpr(BLOCKS):
-                low, high = widened(words[step, block], cutlass.Float8E4M3FN)
-                mma_16x8x16(cutlass.Float16, scores[None, block], query, low, high)
+        for step in cutlass.range_constexpr(geometry.vector_steps):
+            query = [state.query[i, vector * geometry.vector_steps + step] for i in range(4)]
+            for block in cutlass.range_constexpr(blocks):
+                if const_expr(geometry.plain):
+                    low, high = words[2 * step, block], words[2 * step + 1, block]
+                else:
+                    low, high = widened(words[step, block], cutlass.Float8E4M3FN)
+                mma_16x8x16(geometry.product, scores[None, block], query, low, high)
     logs, signs = None, Int32(0)
-    if const_expr(not geometry.apart):
-        logs = cute.make_rmem_tensor((2, BLOCKS), Float32)
-        for block in cutlass.range_constexpr(BLOCKS):
+    if const_expr(geometry.scales_at is not None):
+        logs = cute.make_rmem_tensor((2, blocks), Float32)
+        for block in cutlass.range_constexpr(blocks):
             for i in cutlass.range_constexpr(2):
                 scale = _floats(stage + state.lane.scales[i] + geometry.latent_of(block))[0]
                 signs = signs | scale.bitcast(Int32)
                 logs[i, block] = cute.math.log2(cute.math.absf(scale), fastmath=True)
                 for row in cutlass.range_constexpr(2):
                     scores[2 * row + i, block] = scores[2 * row + i, block] * scale
-    rope = [state.rope[i] for i in range(4)]
-    for block in cutlass.range_constexpr(BLOCKS):
-        words = cute.make_rmem_tensor(2, Int32)
-        cute.autovec_copy(_words(2, stage + state.lane.rope + geometry.rope_of(block)), words)
-        mma_16x8x16(cutlass.BFloat16, scores[None, block], rope, words[0], words[1])
+    if const_expr(geometry.has_rope):
+        rope = [state.rope[i] for i in range(4)]
+        for block in cutlass.range_constexpr(blocks):
+            words = cute.make_rmem_tensor(2, Int32)
+            cute.autovec_copy(_words(2, stage + state.lane.rope + geometry.rope_of(block)), words)
+            mma_16x8x16(numeric(geometry.stored.piece("rope").dtype), scores[None, block], rope, words[0], words[1])
     _add_up(geometry, state, scores, first_key, scales, there)
     return scores, logs, signs < 0
 
@@ -171,60 +174,63 @@ def _add_up(
     geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor, first_key: Int32,
     scales: tuple | None, there: tuple | None,
 ) -> None:  # fmt: skip
-    """Add the scores of the other warps' columns. A warp does that for a quarter of the tile's keys, two blocks, hides
-    what rows may not see of these, and counts them; then all read all sums. Scores and sums have places of their
-    own, so that the two barriers are enough."""
+    """Add the scores of the other warps' columns. A warp does that for a quarter of the tile's keys, hides what rows
+    may not see of these, and counts them; then all read all sums. Scores and sums have places of their own, so that
+    the two barriers are enough."""
     barrier = TEAM_BARRIER + state.team
     size = 32 * VECTOR_BYTES
-    warp_bytes = BLOCKS * size
+    blocks, own_blocks = geometry.blocks, geometry.own_blocks
+    warp_bytes = blocks * size
     exchange = state.lane.exchange
     written = exchange + state.warp * warp_bytes
-    for block in cutlass.range_constexpr(BLOCKS):
+    for block in cutlass.range_constexpr(blocks):
         cute.autovec_copy(scores[None, block], shared_vector(Float32, written + block * size))
     cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
-    quarter = cute.make_rmem_tensor((4, OWN_BLOCKS), Float32)
+    quarter = cute.make_rmem_tensor((4, own_blocks), Float32)
     quarter.fill(0.0)
-    own = OWN_BLOCKS * state.warp * size
+    own = own_blocks * state.warp * size
     for other in cutlass.range_constexpr(TEAM_WARPS):
-        for block in cutlass.range_constexpr(OWN_BLOCKS):
+        for block in cutlass.range_constexpr(own_blocks):
             theirs = cute.make_rmem_tensor(4, Float32)
             cute.autovec_copy(shared_vector(Float32, exchange + own + other * warp_bytes + block * size), theirs)
             for i in cutlass.range_constexpr(4):
                 quarter[i, block] = quarter[i, block] + theirs[i]
     told = quarter
     if const_expr(geometry.apart):
-        told = _scaled(state, quarter, scales)
+        told = _scaled(geometry, state, quarter, scales)
     if const_expr(geometry.brings_scales):
-        _hide_missing(quarter, told, scales)
-    hides = state.all_keys.lacks(first_key, TILE_KV)
+        _hide_missing(geometry, quarter, told, scales)
+    hides = state.all_keys.lacks(first_key, geometry.tile_kv)
     if const_expr(there is not None):
-        hides = hides | ((there[0] & there[1]) != -1)
+        hides = hides | (functools.reduce(operator.and_, there) != -1)
     if hides:
         _hide(geometry, state, quarter, first_key, there)
         if const_expr(geometry.apart):
             _hide(geometry, state, told, first_key, there)
-    for block in cutlass.range_constexpr(OWN_BLOCKS):
+    for block in cutlass.range_constexpr(own_blocks):
         cute.autovec_copy(told[None, block], shared_vector(Float32, state.lane.sums + own + block * size))
     cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
-    _read_sums(state, scores)
+    _read_sums(geometry, state, scores)
     _count(geometry, state, quarter)
 
 
 @cute.jit
-def _read_sums(state: State, scores: cute.Tensor) -> None:
+def _read_sums(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor) -> None:
     """Read the scores of all columns. They stay where they are until all of the team have come to those of its next
     tile."""
-    for block in cutlass.range_constexpr(BLOCKS):
+    for block in cutlass.range_constexpr(geometry.blocks):
         place = state.lane.sums + block * (32 * VECTOR_BYTES)
         cute.autovec_copy(shared_vector(Float32, place), scores[None, block])
 
 
 @cute.jit
-def _scaled(state: State, quarter: cute.Tensor, scales: tuple) -> cute.Tensor:
+def _scaled(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, quarter: cute.Tensor, scales: tuple
+) -> cute.Tensor:
     """Turn products into logarithms of scores, in place, and return logarithms of probabilities times their values'
     scales. A key whose scale is 0 is hidden."""
-    told = cute.make_rmem_tensor((4, OWN_BLOCKS), Float32)
-    for block in cutlass.range_constexpr(OWN_BLOCKS):
+    told = cute.make_rmem_tensor((4, geometry.own_blocks), Float32)
+    for block in cutlass.range_constexpr(geometry.own_blocks):
         for i in cutlass.range_constexpr(2):
             scale = scales[2 * block + i]
             small = scale < 1.0  # it may be too small to be a normal number
@@ -239,9 +245,11 @@ def _scaled(state: State, quarter: cute.Tensor, scales: tuple) -> cute.Tensor:
 
 
 @cute.jit
-def _hide_missing(quarter: cute.Tensor, told: cute.Tensor, scales: tuple) -> None:
+def _hide_missing(
+    geometry: cutlass.Constexpr[FewRowsGeometry], quarter: cute.Tensor, told: cute.Tensor, scales: tuple
+) -> None:
     """Set scores of keys that are not there to -inf: their scales are 0, whatever is in a query."""
-    for block in cutlass.range_constexpr(OWN_BLOCKS):
+    for block in cutlass.range_constexpr(geometry.own_blocks):
         for i in cutlass.range_constexpr(2):
             there = scales[2 * block + i] != 0.0
             for row in cutlass.range_constexpr(2):
@@ -257,14 +265,19 @@ def _hide(
 ) -> None:  # fmt: skip
     """Set scores of keys that a row may not see, or that are not there, to -inf; `first_key` is the tile's first."""
     quad_lane = cute.arch.lane_idx() % QUAD
-    first = first_key + state.warp * geometry.first_of(OWN_BLOCKS)
+    if const_expr(geometry.plain):
+        first = first_key + geometry.first_of(state.warp)
+    else:
+        first = first_key + state.warp * geometry.first_of(geometry.own_blocks)
     for row in cutlass.range_constexpr(2):
-        for block in cutlass.range_constexpr(OWN_BLOCKS):
+        for block in cutlass.range_constexpr(geometry.own_blocks):
             for i in cutlass.range_constexpr(2):
                 key = first + geometry.first_of(block) + geometry.key_of(i, quad_lane)
                 seen = state.row_keys[row].holds(key)
                 if const_expr(there is not None):
-                    word = Int32(select_(state.warp < TEAM_WARPS // 2, there[0], there[1]))
+                    word = there[0]
+                    if const_expr(len(there) > 1):
+                        word = Int32(select_(state.warp < TEAM_WARPS // 2, *there))
                     seen = seen & (word >> (key & 31) & 1 != 0)
                 score = quarter[2 * row + i, block]
                 quarter[2 * row + i, block] = Float32(select_(seen, score, Float32(-Float32.inf)))
@@ -276,7 +289,7 @@ def _count(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, quarter: 
     its own: their maximum so far."""
     for row in cutlass.range_constexpr(2):
         highest = Float32(-Float32.inf)
-        for block in cutlass.range_constexpr(OWN_BLOCKS):
+        for block in cutlass.range_constexpr(geometry.own_blocks):
             for i in cutlass.range_constexpr(2):
                 highest = cute.arch.fmax(highest, quarter[2 * row + i, block])
         factor = Float32(1.0)  # scores are logarithms already
@@ -284,7 +297,7 @@ def _count(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, quarter: 
             factor = state.scale_log2[row]
         now = cute.arch.fmax(state.sum_reference[row], highest * factor)
         total = state.row_sum[row] * cute.math.exp2(state.sum_reference[row] - now, fastmath=True)
-        for block in cutlass.range_constexpr(OWN_BLOCKS):
+        for block in cutlass.range_constexpr(geometry.own_blocks):
             for i in cutlass.range_constexpr(2):
                 exponent = cute.math.fma(quarter[2 * row + i, block], factor, -now)
                 total = total + cute.math.exp2(exponent, fastmath=True)
@@ -326,7 +339,7 @@ def probabilities_of(
     geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor, logs: cute.Tensor | None,
     negative: Boolean, stage: Int32,
 ) -> cute.Tensor:  # fmt: skip
-    """Probabilities times scales as first operands (4, steps of 16 keys); `scores` become their logarithms. negative:
+    """Probabilities, times scales, as first operands (4, steps of 16 keys); `scores` become their logarithms. negative:
     whether one of this lane's scales is."""
     highest = _refer(geometry, state, scores, logs)
     beyond = Boolean(False)
@@ -335,16 +348,16 @@ def probabilities_of(
         beyond = beyond | (highest[row] > limit)
     if cute.arch.vote_any_sync(beyond | negative):  # one branch: another would part exponentials from values
         _move(state, highest)
-        _read_sums(state, scores)
+        _read_sums(geometry, state, scores)
         _refer(geometry, state, scores, logs)
-        if const_expr(not geometry.apart):
+        if const_expr(logs is not None):
             if cute.arch.vote_any_sync(negative):
                 _turn(stage, state.warp, geometry.row_bytes, geometry.scales_at)
-    packed = cute.make_rmem_tensor((4, STEPS), Int32)
+    packed = cute.make_rmem_tensor((4, geometry.key_steps), Int32)
     for row in cutlass.range_constexpr(2):
-        for block in cutlass.range_constexpr(BLOCKS):
+        for block in cutlass.range_constexpr(geometry.blocks):
             values = [cute.math.exp2(scores[2 * row + i, block], fastmath=True) for i in range(2)]
-            packed[row + 2 * (block % 2), block // 2] = packed_words(values, cutlass.Float16)[0]
+            packed[row + 2 * (block % 2), block // 2] = packed_words(values, geometry.product)[0]
     return packed
 
 
@@ -362,13 +375,14 @@ def _refer(
     highest.fill(-Float32.inf)
     for row in cutlass.range_constexpr(2):
         base = _base(state, row)
-        for column in cutlass.range_constexpr(COLUMNS):
+        for column in cutlass.range_constexpr(2 * geometry.blocks):
             place = (2 * row + column % 2, column // 2)
             if const_expr(geometry.apart):
                 scores[place] = scores[place] - base
             else:
-                exponent = cute.math.fma(scores[place], state.scale_log2[row], -base)
-                scores[place] = exponent + logs[column % 2, column // 2]
+                scores[place] = cute.math.fma(scores[place], state.scale_log2[row], -base)
+            if const_expr(logs is not None):
+                scores[place] = scores[place] + logs[column % 2, column // 2]
             highest[row] = cute.arch.fmax(highest[row], scores[place])
     return highest
 
@@ -413,21 +427,24 @@ def _move(state: State, highest: cute.Tensor) -> None:
 @cute.jit
 def add_values(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, packed: cute.Tensor, stage: Int32) -> None:
     """Add probabilities times values to the output."""
-    for step in cutlass.range_constexpr(STEPS):
+    for step in cutlass.range_constexpr(geometry.key_steps):
         weights = [packed[i, step] for i in range(4)]
-        words = cute.make_rmem_tensor((4, 4), Int32)
-        for key in cutlass.range_constexpr(4):
-            place = stage + state.lane.valued[key % 2] + geometry.latent_of(2 * step + key // 2)
-            cute.autovec_copy(shared_vector(Int32, place), words[None, key])
-        for word in cutlass.range_constexpr(4):
-            numbers = [_columns(words[word, 2 * i], words[word, 2 * i + 1]) for i in range(2)]
-            for column in cutlass.range_constexpr(4):
-                block = 4 * word + column
-                mma_16x8x16(cutlass.Float16, state.output[None, block], weights, numbers[0][column], numbers[1][column])
+        for part in cutlass.range_constexpr(geometry.number_bytes):
+            words = cute.make_rmem_tensor((4, 4), Int32)
+            for key in cutlass.range_constexpr(4):
+                place = stage + state.lane.valued[key % 2] + geometry.latent_of(2 * step + key // 2) + part * STRIP
+                cute.autovec_copy(shared_vector(Int32, place), words[None, key])
+            for word in cutlass.range_constexpr(4):
+                numbers = [_columns(geometry, words[word, 2 * i], words[word, 2 * i + 1]) for i in range(2)]
+                for column, (low, high) in enumerate(zip(*numbers, strict=True)):
+                    output = state.output[None, part * geometry.vector_columns + word * len(numbers[0]) + column]
+                    mma_16x8x16(geometry.product, output, weights, low, high)
 
 
-def _columns(one: Int32, other: Int32) -> list[Int32]:
-    """Put four columns of two keys together: for each column both keys' numbers as f16."""
+def _columns(geometry: FewRowsGeometry, one: Int32, other: Int32) -> list[Int32]:
+    """Put a word's columns of two keys together: for each column both keys' numbers as products take them."""
+    if geometry.plain:
+        return [Int32(cute.arch.prmt(one, other, Int32(selector))) for selector in (0x5410, 0x7632)]
     columns = []
     for selector in (0x5140, 0x7362):
         columns += widened(Int32(cute.arch.prmt(one, other, Int32(selector))), cutlass.Float8E4M3FN)

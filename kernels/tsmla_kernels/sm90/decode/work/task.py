@@ -126,3 +126,11 @@ def count_over_tasks(dealt: Dealt, act) -> None:
 def border_tile(task: Task, tile: Int32, tile_kv: cutlass.Constexpr):
     """Whether a tile holds keys that no row sees: they may be NaN, or lie in pages that do not exist."""
     return task.keys.lacks(tile * tile_kv, tile_kv)
+
+
+def in_smaller_tiles(task: Task, parts: int) -> Task:
+    """A task whose tiles are counted in parts of those of the plan, `parts` to one."""
+    if parts == 1:
+        return task
+    counts = {name: getattr(task, name) * parts for name in ("first_tile", "tiles", "first_count")}
+    return task._replace(**counts)
