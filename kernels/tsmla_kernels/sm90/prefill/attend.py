@@ -236,12 +236,26 @@ def _visit_list(state: PrefillState):
     work, before = state.work, state.tiles_before
     visit, upcoming = visit_at(work, Int32(0)), visit_at(work, Int32(1))
     first_tile(state, before, (visit, upcoming))
-    for index in cutlass.range(1, work.tiles, unroll=1):
-        visit, upcoming = upcoming, visit_at(work, index + 1)
-        if is_partial(visit):
-            step(state, before + index, True, (visit, upcoming))
-        else:
-            step(state, before + index, False, (visit, upcoming))
+    if const_expr(state.policy.loops_apart):
+        index = Int32(1)
+        while index < work.tiles:
+            whole = not is_partial(upcoming)
+            while whole:
+                visit, upcoming = upcoming, visit_at(work, index + 1)
+                step(state, before + index, False, (visit, upcoming))
+                index += 1
+                whole = (index < work.tiles) & (not is_partial(upcoming))
+            if index < work.tiles:
+                visit, upcoming = upcoming, visit_at(work, index + 1)
+                step(state, before + index, True, (visit, upcoming))
+                index += 1
+    else:
+        for index in cutlass.range(1, work.tiles, unroll=1):
+            visit, upcoming = upcoming, visit_at(work, index + 1)
+            if is_partial(visit):
+                step(state, before + index, True, (visit, upcoming))
+            else:
+                step(state, before + index, False, (visit, upcoming))
 
 
 @cute.jit
