@@ -31,8 +31,8 @@ from ....parts.keys.listed import (
 from ....parts.keys.scales import copy_slot_scale
 from ....parts.keys.visible import Visibility, viewers_of
 from ....parts.ptx import copy_vector
-from ..work.task import Task, for_each_task
-from .geometry import STRIP, TILE_KV, FewRowsGeometry
+from ..work.task import Task, for_each_task, in_smaller_tiles
+from .geometry import STRIP, FewRowsGeometry
 from .scales import key_scale_at
 from .schedule import PLAIN_GATHER_WARPS
 from .storage import Shared, there_of
@@ -56,17 +56,14 @@ def gather_few(
 @cute.jit
 def _gather_task(
     source: ListedKeys, scales: cute.Tensor | None, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
-    view: Visibility, heads: Divisor, gatherer: cutlass.Constexpr[int], number: Int32, task: Task,
+    view: Visibility, heads: Divisor, gatherer: cutlass.Constexpr[int], number: Int32, dealt: Task,
 ) -> None:  # fmt: skip
+    task = in_smaller_tiles(dealt, geometry.halves)
     viewers = viewers_of(view, task, heads)
-    first_key = task.first_tile * TILE_KV + cute.arch.lane_idx()
-    if const_expr(geometry.plain):
-        mine = lane_keys(source, viewers, first_key, TILE_KV)
-        act = functools.partial(_gather_plain, source, shared, geometry, gatherer)
-    else:
-        mine = lane_keys(source, viewers, first_key + gatherer * SHARE, SHARE)
-        act = functools.partial(_gather_tile, source, scales, shared, geometry, gatherer)
-    for_each_tile(mine, task.tiles, TILE_KV, task.first_count, act)
+    first = 0 if geometry.plain else gatherer * SHARE
+    mine = lane_keys(source, viewers, task.first_tile * geometry.tile_kv + first + cute.arch.lane_idx(), SHARE)
+    act = functools.partial(_gather_tile, source, scales, shared, geometry, gatherer)
+    for_each_tile(mine, task.tiles, geometry.tile_kv, task.first_count, act)
 
 
 @cute.jit
@@ -75,13 +72,17 @@ def _gather_tile(
     gatherer: cutlass.Constexpr[int], count: Int32, slots: tuple,
 ) -> None:  # fmt: skip
     """Gather rows of tile number `count`, and tell which keys are there; where scales come by themselves, those of
-    the others, which are 0, say it."""
+    the others, which are 0, say it. bf16 rows: all warps have the same keys, and the first one tells."""
     (slot,) = slots
     edge = shared.kv_edge
     edge.wait_empty(count)
     stage = edge.stage(count)
     if const_expr(not geometry.brings_scales):
-        tell_there(there_of(geometry, shared, stage, gatherer), slots)
+        if const_expr(geometry.plain):
+            if const_expr(gatherer == 0):
+                tell_there(there_of(geometry, shared, stage), slots)
+        else:
+            tell_there(there_of(geometry, shared, stage, gatherer), slots)
         edge.hand_over(count)
     target = shared.stages + stage * geometry.stage_bytes
     place = place_of(source, source.rows, slot)
@@ -92,32 +93,14 @@ def _gather_tile(
         gather(source.rows.start, place, latent, target, first, SHARE)
         behind = target + geometry.rope_at
         gather(source.rope.start, place_of(source, source.rope, slot), rope, behind, first, SHARE)
+    elif const_expr(geometry.plain):
+        for piece in geometry.stored.pieces:
+            rows = source.rows if piece.name == "latent" else source.rope
+            _gather_third(geometry, rows, place_of(source, rows, slot), target, piece, gatherer)
     else:
         target = target + gatherer * (SHARE * geometry.row_bytes)
         gather_whole(source.rows.start, place, geometry.row_bytes // VECTOR_BYTES, target, AT_ONCE)
     edge.arrive_behind_copies(count)
-
-
-@cute.jit
-def _gather_plain(
-    source: ListedKeys, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
-    gatherer: cutlass.Constexpr[int], count: Int32, slots: tuple,
-) -> None:  # fmt: skip
-    """Gather the rows of both tiles that tile number `count` of the plan has; the first warp tells which keys are
-    there. Their entries have been read a tile of the plan ahead: with those of one tile, a ring fills more slowly."""
-    edge = shared.kv_edge
-    for half, slot in enumerate(slots):
-        number = count * geometry.halves + half
-        edge.wait_empty(number)
-        stage = edge.stage(number)
-        if const_expr(gatherer == 0):
-            tell_there(there_of(geometry, shared, stage), (slot,))
-        edge.hand_over(number)
-        target = shared.stages + stage * geometry.stage_bytes
-        for piece in geometry.stored.pieces:
-            rows = source.rows if piece.name == "latent" else source.rope
-            _gather_third(geometry, rows, place_of(source, rows, slot), target, piece, gatherer)
-        edge.arrive_behind_copies(number)
 
 
 @cute.jit
