@@ -78,20 +78,23 @@ def drawn(case: PrefillCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     one_head = "expanded" in case.layouts
     shapes = (case.tokens_q, case.heads), (case.tokens_kv, 1 if one_head else case.heads_kv)
     q, k = (torch.randn(*shape, case.d_qk, generator=generator) * case.magnitude for shape in shapes)
-    v = torch.randn(*shapes[1], case.d_v, generator=generator)
+    v, firsts = torch.randn(*shapes[1], case.d_v, generator=generator), set()
     for queries, keys in case.spans():
         q_owned[queries.first : queries.end] = True
         if len(queries):
             kv_seen[keys.first : keys.end] = True
         if len(keys) and case.values == "one heavy key":
             k[keys.first + case.seed % len(keys)] *= 4
-        if len(keys) and case.values == "one sign":
-            v[keys.first : keys.end] = of_one_sign(v[keys.first : keys.end])
-            v[keys.first] *= LARGE
+        if len(keys):
+            firsts.add(keys.first)
         if case.values == "growing":
             k[keys.first : keys.end] *= torch.linspace(0.02, 1.5, len(keys))[:, None, None]
     if case.values in ("uniform", "one sign"):
         q.zero_()
+    if case.values == "one sign":  # once for each key: sequences may have the same
+        v = of_one_sign(v)
+        v[sorted(firsts)] *= LARGE
+        assert case.torch_dtype.itemsize > 1 or float(v.max()) <= torch.finfo(case.torch_dtype).max
     if case.values == "opposed":
         q, k = -q.abs(), k.abs()
     if case.rope_layouts[1]:
