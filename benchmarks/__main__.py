@@ -30,6 +30,7 @@ COMMANDS = {
     "engine-tokens": "engines.tokens",
     "engine-throughput": "engines.throughput",
     "engine-host-time": "engines.host_time",
+    "engine-start": "engines.start",
     "clocks": "bench_clocks",
     "phases": "bench_phases",
     "microbench": "microbench.measure",

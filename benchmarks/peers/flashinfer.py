@@ -1,8 +1,9 @@
-"""FlashInfer as a user installs it: flashinfer-python's planned wrapper of absorbed MLA over pages (0.7.2).
+"""FlashInfer as a user installs it: flashinfer-python's planned wrapper of absorbed MLA over pages (0.7.4).
 
-It has kernels of its own for Hopper ("fa3") and kernels for GPUs since Ampere ("fa2"), of 16 bits. A wrapper is planned
-once for all layers, which is not timed. For bench_decode:
+It has kernels of its own for Hopper ("fa3") and kernels for GPUs since Ampere ("fa2"). A wrapper is planned once for
+all layers, which is not timed. For bench_decode:
 
+    python -m benchmarks decode --against flashinfer_fa3=benchmarks.peers.flashinfer:fa3
     python -m benchmarks decode --shapes streams --dtypes bf16 --against \\
         flashinfer_fa3=benchmarks.peers.flashinfer:fa3 flashinfer_fa2=benchmarks.peers.flashinfer:fa2
 """
@@ -19,6 +20,7 @@ from ..bench_decode import LATENT, PAGE, ROPE, Case
 
 Launch = Callable[[], torch.Tensor]
 DTYPES = (torch.bfloat16, torch.float16)
+EIGHT_BITS = torch.float8_e4m3fn
 WORKSPACE_BYTES = 128 << 20
 """Bytes that FlashInfer's documentation tells users to reserve."""
 
@@ -36,12 +38,15 @@ def fa2(case: Case) -> Launch | None:
 def _planned(case: Case, backend: str) -> Launch | None:
     """Return a wrapper's `run` on the case's tensors.
 
-    It takes no query in two pieces here, and no cache of 8 bits, for which it takes a bf16 query.
+    It takes no query in two pieces here. Keys in e4m3 it turns into bf16 and has a bf16 query for them: the case's own
+    in bf16, which is exact, and made once, outside of what is timed.
     """
-    if isinstance(case.query, tuple) or {case.query.dtype, case.kv_cache.dtype} - set(DTYPES):
+    if isinstance(case.query, tuple) or case.kv_cache.dtype not in (*DTYPES, EIGHT_BITS):
         return None
     mla, device = _mla(), case.query.device
-    query = case.query.reshape(-1, case.heads, LATENT + ROPE)
+    query, scales = case.query.reshape(-1, case.heads, LATENT + ROPE), {}
+    if case.kv_cache.dtype == EIGHT_BITS:
+        query, scales = query.bfloat16(), {"ckv_scale": 1.0, "kpe_scale": 1.0}
     ends = case.cum_seq_lens_q
     if ends is None:
         ends = torch.arange(case.requests + 1, device=device, dtype=torch.int32) * case.q_len
@@ -65,7 +70,7 @@ def _planned(case: Case, backend: str) -> Launch | None:
         kv_data_type=case.kv_cache.dtype,
     )
     out = torch.empty(*query.shape[:-1], LATENT, dtype=query.dtype, device=device)
-    return lambda: wrapper.run(query=query, kv_cache=case.kv_cache, out=out)
+    return lambda: wrapper.run(query=query, kv_cache=case.kv_cache, out=out, **scales)
 
 
 def _mla() -> Any:

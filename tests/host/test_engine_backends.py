@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+from typing import ClassVar
 
 import pytest
 from tsmla.integrations import vllm
 
 from benchmarks import engine_tables
-from benchmarks.engines import engine, model, throughput, tokens
+from benchmarks.engines import engine, model, start, throughput, tokens
 from benchmarks.engines.model import Backend
 
 
@@ -238,3 +240,42 @@ def test_a_model_keeps_prompts_in_its_cache_when_asked(monkeypatch):
     for flags, kept in ([], False), (["--cached"], True):
         given = parser.parse_args(["TSMLA", *flags])
         assert model.arguments(given.backends[0], 0.5, model.forwarded(given))["enable_prefix_caching"] is kept
+
+
+class _Started:
+    """An engine whose first answer takes longer the first time that its caches are named."""
+
+    known: ClassVar[set[str]] = set()
+    ended = 0
+
+    def __init__(self, backend: Backend, memory: float, options: dict, patience: float) -> None:
+        folders = [backend.environment[name] for name in start.CACHES]
+        self._cold = not self.known.issuperset(folders)
+        self.known.update(folders)
+        self.start_seconds = 3.0
+
+    def started(self) -> _Started:
+        return self
+
+    def generate(self, lengths: list[int], new: int, seed: int) -> float:
+        assert (lengths, new) == ([8], 1)
+        return 2.0 if self._cold and seed == 0 else 0.5
+
+    def close(self) -> None:
+        type(self).ended += 1
+
+
+def test_each_start_is_cold_and_then_warm(monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "Engine", _Started)
+    monkeypatch.setattr(start.runner, "certificate", lambda commit: {"device": "GPU", "date": "2026-11-28T00:00:00"})
+    parser = argparse.ArgumentParser()
+    start.add_arguments(parser)
+    start.run(
+        parser.parse_args(["FLASHMLA", "TSMLA,A=1", "--rounds", "2", "--prompt", "8", "--results", str(tmp_path)])
+    )
+    (path,) = tmp_path.iterdir()
+    results = json.loads(path.read_text())["results"]
+    assert list(results) == ["FLASHMLA", "TSMLA,A=1"] and _Started.ended == 8
+    for states in results.values():
+        assert [[once["first"] for once in states[state]] for state in start.STATES] == [[2.0, 2.0], [0.5, 0.5]]
+        assert all(once["second"] == 0.5 and once["vllm"] == 3.0 for state in start.STATES for once in states[state])

@@ -64,7 +64,7 @@ def _attention(query: torch.Tensor, keys: torch.Tensor, causal: bool) -> torch.T
 
 
 class _Wrapper:
-    """BatchMLAPagedAttentionWrapper of 0.7.2, with the names of its parameters (mla/_batch_mla/_wrapper.py)."""
+    """BatchMLAPagedAttentionWrapper of 0.7.4, with the names of its parameters (mla/_batch_mla/_wrapper.py)."""
 
     backends: list[str] = []
 
@@ -91,8 +91,10 @@ class _Wrapper:
             assert tensor.dtype == torch.int32
         self.metadata, self.causal, self.dtypes = metadata, causal, (q_data_type, kv_data_type)
 
-    def run(self, *, query: torch.Tensor, kv_cache: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        assert (query.dtype, kv_cache.dtype) == self.dtypes and out.is_contiguous()
+    def run(self, *, query: torch.Tensor, kv_cache: torch.Tensor, out: torch.Tensor, **scales: float) -> torch.Tensor:
+        assert (query.dtype, kv_cache.dtype) == self.dtypes and out.is_contiguous() and out.dtype == query.dtype
+        assert query.dtype in flashinfer.DTYPES
+        assert scales == ({"ckv_scale": 1.0, "kpe_scale": 1.0} if kv_cache.dtype.itemsize == 1 else {})
         given, written = self.metadata, []
         pages = given.kv_indices.split(given.kv_indptr.diff().tolist())
         for tokens, own, keys in zip(
@@ -117,7 +119,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("q_len", "queries"), [(1, None), (3, None), (2, [2, 0, 1])], ids=["one", "several", "packed"])
-@pytest.mark.parametrize("dtype", flashinfer.DTYPES)
+@pytest.mark.parametrize("dtype", [*flashinfer.DTYPES, flashinfer.EIGHT_BITS])
 @pytest.mark.parametrize("make", MAKERS)
 def test_it_computes_the_case(make: Callable, dtype: torch.dtype, q_len: int, queries: list[int] | None) -> None:
     case = _case(dtype, q_len, queries)
@@ -129,7 +131,7 @@ def test_it_computes_the_case(make: Callable, dtype: torch.dtype, q_len: int, qu
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_what_it_does_not_take_is_left_out(make: Callable) -> None:
-    assert make(_case(torch.float8_e4m3fn)) is None
+    assert make(_case(torch.float8_e5m2)) is None
     case = _case()
     case.query = case.query[..., :LATENT], case.query[..., LATENT:]
     assert make(case) is None
