@@ -28,13 +28,18 @@ class Pool:
         return self.buffer
 
     def set_mla_kv_buffer(self, layer: Any, loc_info: Any, cache_k_nope: torch.Tensor, cache_k_rope: Any) -> None:
-        keys = torch.cat((cache_k_nope.flatten(1), cache_k_rope.flatten(1)), -1)
-        own = loc_info.loc % self._world == self._rank
-        self.buffer[loc_info.loc[own] // self._world, 0] = keys[own].to(self.buffer.dtype)
+        keys, loc = torch.cat((cache_k_nope.flatten(1), cache_k_rope.flatten(1)), -1), _slots(loc_info)
+        own = loc % self._world == self._rank
+        self.buffer[loc[own] // self._world, 0] = keys[own].to(self.buffer.dtype)
 
     def set_kv_buffer(self, layer: Any, loc_info: Any, cache_k: torch.Tensor, cache_v: torch.Tensor) -> None:
         assert self._world == 1
-        self.buffer[loc_info.loc] = cache_k.to(self.buffer.dtype)
+        self.buffer[_slots(loc_info)] = cache_k.to(self.buffer.dtype)
+
+
+def _slots(loc_info: Any) -> torch.Tensor:
+    """Where a pool writes: slots alone, as releases before 0.5.23 have them, or with what else is known."""
+    return getattr(loc_info, "loc", loc_info)
 
 
 class Server:

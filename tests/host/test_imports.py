@@ -67,7 +67,9 @@ PLUG_INS = {
         "sparse_backend",
         "sparse_builder",
     )
-} | {f"integrations.sglang.{name}" for name in ("backend", "extend", "metadata", "models", "ready", "served")}
+} | {
+    f"integrations.sglang.{name}" for name in ("backend", "extend", "metadata", "models", "ready", "releases", "served")
+}
 """Modules that engines import, and which import engines."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sglang.srt.mem_cache import memory_pool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang_server import BF16, CONTEXT, E4M3, HEADS, Layer, Server, close, expected
 from tsmla.identity.arch import Arch
@@ -47,6 +48,19 @@ def test_a_batch_outside_of_graphs(sglang, page, joined, known):
     backend.init_forward_metadata(batch)
     out, q = decode(backend, server, batch, first, joined=joined)
     assert out.shape == (3, HEADS * 512) and out.dtype == BF16
+    close(out, expected(q, [server.kept(r) for r in range(3)], [1] * 3))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_pools_of_a_former_release_are_given_slots(sglang, joined, monkeypatch):
+    """SGLang 0.5.17 is such a release."""
+    monkeypatch.delattr(memory_pool.KVWriteLoc, "for_batch", raising=False)
+    server = Server(LENGTHS)
+    backend, first = TsmlaBackend(server.runner()), before(server, LENGTHS)
+    batch = server.batch(ForwardMode.DECODE, LENGTHS)
+    del batch.out_cache_loc_is_physical
+    backend.init_forward_metadata(batch)
+    out, q = decode(backend, server, batch, first, joined=joined)
     close(out, expected(q, [server.kept(r) for r in range(3)], [1] * 3))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from pathlib import Path
 
 import pytest
 import tomllib
 import torch
-from sglang.srt.arg_groups import choices
 from sglang.srt.layers.attention import attention_registry
 from sglang_server import BF16, E4M3, HEADS, Layer, Server
 from tsmla.identity.arch import Arch
@@ -16,13 +16,14 @@ from tsmla.identity.plan import plan_decode
 from tsmla.identity.variant import DecodeVariant, Dtype, PrefillVariant
 from tsmla.integrations import sglang as plugin
 from tsmla.integrations.sglang import __main__ as command
-from tsmla.integrations.sglang import contract, models, ready, served
+from tsmla.integrations.sglang import contract, models, ready, releases, served
 from tsmla.integrations.sglang.backend import TsmlaBackend
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_registering_twice_is_registering_once(caplog):
+    choices = releases.choices()
     for _ in range(2):
         plugin.register()
     assert choices.ATTENTION_BACKEND_CHOICES.count("tsmla") == 1
@@ -30,7 +31,31 @@ def test_registering_twice_is_registering_once(caplog):
     assert attention_registry.ATTENTION_BACKENDS["tsmla"] is plugin.make and not caplog.records
 
 
+def test_a_release_without_a_module_of_choices_has_them_among_its_arguments(monkeypatch, caplog):
+    """SGLang 0.5.17 is such a release."""
+    former, names, prefixes = types.ModuleType("sglang.srt.server_args"), ["fa3"], ["fa3"]
+    former.ATTENTION_BACKEND_CHOICES, former.add_attention_backend_choices = names, names.extend
+    former.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS = prefixes
+    former.add_chunked_prefix_cache_attention_backend = prefixes.append
+    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.choices", None)
+    monkeypatch.setitem(sys.modules, "sglang.srt.server_args", former)
+    plugin.register()
+    assert (names, prefixes) == (["fa3", "tsmla"], ["fa3", "tsmla"]) and not caplog.records
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("prefills", ["tsmla", "fa3"])
+def test_a_runner_that_is_told_later_asks_its_arguments_what_prefills(sglang, prefills):
+    """SGLang 0.5.17 has such runners."""
+    arguments = types.SimpleNamespace(get_attention_backends=lambda: (prefills, "tsmla"))
+    runner = Server([3]).runner(server_args=arguments)
+    del runner.prefill_attention_backend_str, runner.kv_index_translator
+    TsmlaBackend(runner)
+    assert any(isinstance(variant, PrefillVariant) for variant in sglang.loaded) == (prefills == "tsmla")
+
+
 def test_an_sglang_that_has_moved_on_is_a_warning(monkeypatch, caplog):
+    choices = releases.choices()
     monkeypatch.delattr(choices, "add_attention_backend_choices")
     monkeypatch.setattr(choices, "ATTENTION_BACKEND_CHOICES", [])
     plugin.register()

@@ -28,13 +28,15 @@ def register() -> None:
     What hinders it is a warning, because SGLang calls it for users who may not want tsmla at all.
     """
     try:
-        from sglang.srt.arg_groups import choices
         from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
-        if NAME not in choices.ATTENTION_BACKEND_CHOICES:
-            choices.add_attention_backend_choices([NAME])
-        if NAME not in choices.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS:
-            choices.add_chunked_prefix_cache_attention_backend(NAME)
+        from .releases import choices
+
+        known = choices()
+        if NAME not in known.ATTENTION_BACKEND_CHOICES:
+            known.add_attention_backend_choices([NAME])
+        if NAME not in known.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS:
+            known.add_chunked_prefix_cache_attention_backend(NAME)
         register_attention_backend(NAME)(make)
     except Exception as error:
         logger.warning("tsmla is not offered to SGLang, whose registries are not where they were: %s", error)

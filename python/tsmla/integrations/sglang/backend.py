@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.attention.verify_mask import VerifyMask, maybe_create_verify_mask
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.runtime_context import get_parallel, get_spec
 
 from tsmla.integrations.shared.queries import Query, in_requests
 from tsmla.operators.decode import SMALL_PAGE_SIZES, tsmla_decode
 
-from . import NAME, PAGE, extend, logger, ready, served
+from . import NAME, PAGE, extend, logger, ready, releases, served
 from .metadata import GraphMemory, Layout, Requests, described, starts_of
 
 
@@ -53,7 +52,7 @@ class TsmlaBackend(AttentionBackend):
         config, parallel, spec = model_runner.model_config, get_parallel(), get_spec()
         self.data_type, self.kv_cache_dtype = model_runner.kv_cache_dtype, model_runner.kv_cache_dtype
         self.max_context_len = config.context_len
-        self.kv_index_translator = model_runner.kv_index_translator
+        self.kv_index_translator = getattr(model_runner, "kv_index_translator", None)
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self._model = described_model(model_runner, config, parallel, spec)
         if reason := served.why_not_served(self._model, ready.capability()):
@@ -216,7 +215,7 @@ class TsmlaBackend(AttentionBackend):
         """Have SGLang's pool write the new keys."""
         if k is None or not wanted:
             return
-        where = KVWriteLoc.for_batch(forward_batch)
+        where = releases.write_location(forward_batch)
         if k_rope is None:
             self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)
         else:
@@ -274,7 +273,7 @@ def described_model(model_runner: Any, config: Any, parallel: Any, spec: Any) ->
         dtype=model_runner.dtype,
         cache=model_runner.kv_cache_dtype,
         page=model_runner.page_size,
-        prefills=model_runner.prefill_attention_backend_str == NAME,
+        prefills=releases.prefill_backend(model_runner) == NAME,
         world=parallel.dcp_size if parallel.dcp_enabled else 1,
         algorithm=algorithm,
         candidates=spec.speculative_eagle_topk or 1,
