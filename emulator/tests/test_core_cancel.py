@@ -1,4 +1,4 @@
-"""A cluster that takes over the work of others: clusterlaunchcontrol.try_cancel."""
+"""A cluster that takes over the work of others: clusterlaunchcontrol.try_cancel and query_cancel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,20 @@ WAIT = "{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+128], %r
 FENCE = "fence.proxy.async.shared::cta;"
 
 
-def worker(cancel: str = CANCEL.format(""), wait: str = WAIT, fence: str = FENCE) -> str:
+WORDS = """
+    ld.shared.v4.b32 {%r10, %r11, %r12, %r13}, [smem+64];
+    and.b32 %r12, %r12, 1; setp.ne.u32 %p2, %r12, 0;
+"""
+QUERY = "clusterlaunchcontrol.query_cancel."
+QUERIES = f"""
+    {{ .reg .b128 handle; ld.shared.v2.b64 {{%d10, %d11}}, [smem+64]; mov.b128 handle, {{%d10, %d11}};
+    {QUERY}is_canceled.pred.b128 %p2, handle; {QUERY}get_first_ctaid::x.b32.b128 %r10, handle;
+    {QUERY}get_first_ctaid::y.b32.b128 %r11, handle; {QUERY}get_first_ctaid::z.b32.b128 %r13, handle; }}
+    add.u32 %r11, %r11, %r13;
+"""
+
+
+def worker(cancel: str = CANCEL.format(""), wait: str = WAIT, fence: str = FENCE, read: str = WORDS) -> str:
     """Adds 1 to out[ctaid.y][ctaid.x] for itself, and then for each cluster that it takes over; its rank is added."""
     return f"""
     setp.ne.u32 %p1, %r1000, 0;
@@ -32,11 +45,10 @@ def worker(cancel: str = CANCEL.format(""), wait: str = WAIT, fence: str = FENCE
     @%p1 bra ASKED;
     {cancel}
     ASKED: {wait}
-    ld.shared.v4.b32 {{%r10, %r11, %r12, %r13}}, [smem+64];
+    {read}
     {fence}
     bar.sync 0; barrier.cluster.arrive; barrier.cluster.wait;
     add.u32 %r1, %r10, %r8; mov.b32 %r2, %r11; xor.b32 %r9, %r9, 1;
-    and.b32 %r12, %r12, 1; setp.ne.u32 %p2, %r12, 0;
     @%p2 bra WORK;
     """
 
@@ -44,13 +56,14 @@ def worker(cancel: str = CANCEL.format(""), wait: str = WAIT, fence: str = FENCE
 ONE = "setp.ne.u32 %p3, %r8, 0; @%p3 bra ASKED; " + CANCEL.format(ALL)
 
 
+@pytest.mark.parametrize("read", [WORDS, QUERIES], ids=["words", "queries"])
 @pytest.mark.parametrize("mode", ["eager", "random", "late"])
 @pytest.mark.parametrize(("cluster", "cancel"), [(1, CANCEL.format("")), (1, CANCEL.format(ALL)), (2, ONE)])
-def test_each_cluster_is_done_once_by_whomever(cluster, cancel, mode):
+def test_each_cluster_is_done_once_by_whomever(cluster, cancel, mode, read):
     for seed in range(4):
         out = aligned(np.zeros(12, np.uint32))
         report = run(
-            worker(cancel),
+            worker(cancel, read=read),
             out,
             grid=12,
             cluster=cluster,
@@ -85,6 +98,6 @@ def test_the_response_is_waited_for_and_fenced():
             run(broken, aligned(np.zeros(4, np.uint32)), **given)
 
 
-def test_a_decoded_response_is_refused():
-    with pytest.raises(PtxError, match="not implemented: clusterlaunchcontrol.query_cancel"):
-        run("clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %d1;", aligned(np.zeros(4, np.uint32)))
+def test_a_query_of_all_coordinates_at_once_is_refused():
+    with pytest.raises(PtxError, match="not implemented: clusterlaunchcontrol.query_cancel.get_first_ctaid.v4"):
+        run(QUERY + "get_first_ctaid.v4.b32.b128 {%r1, %r2, %r3, %r4}, %d1;", aligned(np.zeros(4, np.uint32)))

@@ -90,6 +90,16 @@ def test_a_peers_shared_memory_is_reached_through_the_cluster_window():
     np.testing.assert_array_equal(out, [41, 40])
 
 
+def test_the_address_of_a_cta_that_there_is_not_is_an_error_where_it_is_used():
+    """Lanes of a warp that names a CTA by lane may have one."""
+    out = np.zeros(1, np.uint32)
+    body = "mov.b32 %r4, smem; mapa.shared::cluster.u32 %r5, %r4, %r1001; setp.lt.u32 %p1, %r1001, {};"
+    body += "@%p1 st.shared::cluster.b32 [%r5], %r1; barrier.cluster.arrive; barrier.cluster.wait;"
+    run(body.format(2), out, shared=16, grid=2, cluster=2)
+    with pytest.raises(EmulationError, match="CTA 2 of a cluster of 2"):
+        run(body.format(3), out, shared=16, grid=2, cluster=2)
+
+
 def test_errors_name_kernel_cta_warp_line_and_text():
     error = fails(
         "setp.lt.u32 %p1, %r1000, 40; @%p1 bra OVER; st.shared.b32 [smem+64], %r1000;\nOVER:",

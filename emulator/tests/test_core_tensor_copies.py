@@ -7,6 +7,7 @@ import pytest
 from small_kernels import aligned, run
 from tsmla_emulator.run.host.tensor_map import TensorMap
 from tsmla_emulator.run.machine import EmulationError
+from tsmla_emulator.run.ptx.model import PtxError
 
 BARRIER = 0x8000
 INIT = f"""
@@ -46,10 +47,12 @@ def tensor_map(tensor: np.ndarray, box: tuple[int, ...], swizzle: int = 0, **cha
     return TensorMap(**(values | changes))
 
 
-def load(map_: TensorMap, tensor: np.ndarray, at: tuple[int, ...], **options) -> np.ndarray:
-    """The box at coordinates `at`, as it lies in shared memory (bytes)."""
+def load(
+    map_: TensorMap, tensor: np.ndarray, at: tuple[int, ...], instruction: str = LOAD, boxes: int = 1, **options
+) -> np.ndarray:
+    """The box at coordinates `at`, as it lies in shared memory (bytes); or several that one instruction copies."""
     counts = [-(-box // step) for box, step in zip(map_.box, map_.element_strides, strict=True)]
-    size = int(np.prod(counts)) * tensor.itemsize
+    size = boxes * int(np.prod(counts)) * tensor.itemsize
     padded = -(-size // 512) * 512
     out = aligned(np.zeros(padded, np.uint8))
     coordinates = ", ".join(f"%r{20 + i}" for i in range(len(at)))
@@ -61,7 +64,7 @@ def load(map_: TensorMap, tensor: np.ndarray, at: tuple[int, ...], **options) ->
     add.s64 %d10, k_param_0, 0;
     mov.b64 %d10, k_param_0; cvta.param.u64 %d11, %d10; mov.b64 %d12, 0;
     mbarrier.arrive.expect_tx.shared.b64 %d1, [smem+{BARRIER}], {size};
-    {LOAD.format(n=len(at))} [smem], [%d11, {{{coordinates}}}], [smem+{BARRIER}], %d12;
+    {instruction.format(n=len(at))} [smem], [%d11, {{{coordinates}}}], [smem+{BARRIER}], %d12;
 WAITING:
     """.replace("add.s64 %d10, k_param_0, 0;", "")
         + WAIT
@@ -122,6 +125,39 @@ def test_four_dimensions_and_element_strides():
     strided = tensor_map(tensor, (8, 4, 1, 1), element_strides=(1, 2, 1, 1))
     got = load(strided, tensor, (0, 0, 1, 1))
     np.testing.assert_array_equal(got, tensor[1, 1, :3:2].reshape(-1).view(np.uint8))
+
+
+GATHER = LOAD.replace("{n}d", "2d").replace(".tile.", ".tile::gather4.")
+
+
+def gathered(rows: tuple[int, ...], column: int, inner: int, swizzle: int = 0, box: int = 1, **options) -> np.ndarray:
+    """Four rows of MATRIX from a column on, as they lie in shared memory (bytes)."""
+    map_ = tensor_map(MATRIX, (inner, box), swizzle)
+    return load(map_, MATRIX, (column, *rows), GATHER, boxes=4, **{"arch": "sm_100a", **options})
+
+
+@pytest.mark.parametrize("mode", ["eager", "late"])
+@pytest.mark.parametrize(("swizzle", "inner"), [(0, 64), (32, 16), (64, 32), (128, 64)])
+@pytest.mark.parametrize("rows", [(5, 2, 47, 0), (7, 7, 7, 7), (3, -1, 48, 2**31 - 1)])
+def test_four_rows_anywhere_are_one_box(rows, swizzle, inner, mode):
+    """PTX ISA 5.5.3.4: one coordinate of columns, four of rows; rows and columns outside are zeros, and counted."""
+    for column in (8, 72):
+        got = gathered(rows, column, inner, swizzle, async_mode=mode, happens_before=True)
+        expected = np.concatenate([plain(MATRIX, (inner, 1), (column, row)) for row in rows])
+        np.testing.assert_array_equal(got, swizzled(expected, swizzle))
+
+
+def test_what_gathering_must_be():
+    rows = (5, 2, 47, 0)
+    with pytest.raises(EmulationError, match="tile::gather4 with a box of 4 rows, not one"):
+        gathered(rows, 0, 64, box=4)
+    with pytest.raises(EmulationError, match="tile::gather4 below sm_100"):
+        gathered(rows, 0, 64, arch="sm_90a")
+    store = "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group"
+    for refused, at in ((f"{store} [%d1, {{%r1, %r1, %r1, %r1, %r1}}], [smem];", "scatter4"),
+                        (f"{GATHER} [smem], [%d1, {{%r1, %r1}}], [smem+{BARRIER}], %d2;", "gather4")):  # fmt: skip
+        with pytest.raises(PtxError, match=f"not implemented: cp.async.bulk.tensor.*tile::{at}"):
+            run(refused, np.zeros(1, np.uint32), shared=64, arch="sm_100a")
 
 
 def test_a_dimension_of_two_to_the_31_with_a_base_moved_back_clips_a_span():

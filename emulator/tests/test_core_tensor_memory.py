@@ -267,34 +267,59 @@ def test_products_accumulate_and_negate():
     np.testing.assert_array_equal(got[0], expected)
 
 
+def of_tensor_memory(
+    a: np.ndarray, b: np.ndarray, m: int, group: int = 1, ws: bool = False, columns: int = 32, **options
+) -> np.ndarray:
+    """[ctas, lanes, columns] of the product of bf16 A [ctas, lanes, 32 bytes], as it lies in tensor memory, and B."""
+    images = aligned(np.zeros((group, 0x10000), np.uint8))
+    for cta, share in enumerate(np.split(b, group)):
+        images[cta, B_AT:], leading, stride = layout(share, 2, 128, False)
+    out = aligned(np.zeros((group, columns, 128), np.float32))
+    loads = "".join(f"ld.global.b32 %r{50 + i}, [%d4+{4 * i}];" for i in range(8))
+    idesc = instruction_descriptor("bf16", m, len(b))
+    where = "multicast::cluster.b64 [%r42], 3;" if group == 2 else "b64 [%r42];"
+    meet = "barrier.cluster.arrive; barrier.cluster.wait;" if group == 2 else ""
+    body = f"""
+    mov.u32 %r31, %cluster_ctarank; mad.wide.u32 %d100, %r31, 65536, %d100;
+    mad.wide.u32 %d101, %r31, {512 * columns}, %d101; mad.wide.u32 %d102, %r31, 4096, %d102;
+    {FILL} mad.wide.u32 %d4, %r1000, 32, %d102; {loads}
+    tcgen05.st.sync.aligned.32x32b.x8.b32 [%r502+64], {registers(8, 50)}; tcgen05.wait::st.sync.aligned;
+    tcgen05.fence::before_thread_sync; bar.sync 0; {meet} tcgen05.fence::after_thread_sync;
+    add.s32 %r30, %r1000, %r31; setp.ne.s32 %p6, %r30, 0; setp.eq.s32 %p7, %r31, 1; or.pred %p6, %p6, %p7;
+    @%p6 bra FOLLOW;
+    mov.b64 %d11, {smem_descriptor(B_AT, leading, stride, 128)};
+    mov.b32 %r40, 0; mov.b32 %r41, {idesc}; mov.pred %p5, 0; add.s32 %r43, %r500, 64;
+    tcgen05.mma{".ws" if ws else ""}.cta_group::{group}.kind::f16 [%r500], [%r43], %d11, %r41, %p5;
+    mov.b32 %r42, smem; add.s32 %r42, %r42, {BARRIER};
+    tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.{where}
+    FOLLOW: bar.warp.sync -1;
+    {WAIT} {AFTER} {whole_tmem(columns)} {meet}
+    """
+    given = {"group": group, "grid": group, "cluster": group, "happens_before": True}
+    emulate(body, images, out, aligned(a), **{**given, "async_mode": "late", **options})
+    return out.transpose(0, 2, 1)
+
+
 def test_the_first_operand_in_tensor_memory():
     a, a_values = operand(128, 16, "bf16", 3)
     b, b_values = operand(32, 16, "bf16", 4)
-    b_image, leading, stride = layout(b, 2, 128, False)
-    image = aligned(np.zeros(0x10000, np.uint8))
-    image[B_AT:] = b_image
-    out = aligned(np.zeros((32, 128), np.float32))
-    loads = "mad.wide.u32 %d4, %r1000, 32, %d102;" + "".join(
-        f"ld.global.b32 %r{50 + i}, [%d4+{4 * i}];" for i in range(8)
-    )
-    body = (
-        FILL
-        + loads
-        + f"""
-    tcgen05.st.sync.aligned.32x32b.x8.b32 [%r502+64], {registers(8, 50)}; tcgen05.wait::st.sync.aligned;
-    tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
-    @%p21 bra FOLLOW;
-    mov.b64 %d11, {smem_descriptor(B_AT, leading, stride, 128)};
-    mov.b32 %r40, 0; mov.b32 %r41, {instruction_descriptor("bf16", 128, 32)}; mov.pred %p5, 0; add.s32 %r43, %r500, 64;
-    tcgen05.mma.cta_group::1.kind::f16 [%r500], [%r43], %d11, %r41, %p5;
-    mov.b32 %r42, smem; add.s32 %r42, %r42, {BARRIER};
-    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r42];
-FOLLOW:
-    bar.warp.sync -1;
-    """
-        + WAIT
-        + AFTER
-        + whole_tmem(32)
-    )
-    emulate(body, image, out, aligned(a.copy()), async_mode="late", happens_before=True)
-    np.testing.assert_array_equal(out.T, a_values @ b_values.T)
+    np.testing.assert_array_equal(of_tensor_memory(a[None], b, 128)[0], a_values @ b_values.T)
+
+
+@pytest.mark.parametrize(("m", "group", "ws"), [(64, 1, True), (128, 2, False)])
+def test_each_half_of_the_columns_multiplies_the_lanes_it_lies_in(m, group, ws):
+    """PTX has 64 rows of A in both halves of the lanes; NVIDIA's sparse attention has two matrices there."""
+    a, a_values = operand(128 * group, 16, "bf16", 3)
+    b, b_values = operand(64, 16, "bf16", 4)
+    lanes, two_values = a.reshape(group, 128, 32), a_values.reshape(group, 2, 64, 16)
+
+    def expected(left: np.ndarray) -> np.ndarray:
+        return np.concatenate([left[:, 0] @ b_values[:32].T, left[:, 1] @ b_values[32:].T], axis=1)
+
+    got = of_tensor_memory(lanes, b, m, group, ws, lenient_tensor=True)
+    np.testing.assert_array_equal(got, expected(two_values))
+    with pytest.raises(EmulationError, match=f"M {m}: A differs between lane 0 and lane 64"):
+        of_tensor_memory(lanes, b, m, group, ws)
+    same = np.concatenate([lanes[:, :64], lanes[:, :64]], axis=1)
+    got = of_tensor_memory(same, b, m, group, ws)
+    np.testing.assert_array_equal(got, expected(two_values[:, [0, 0]]))

@@ -133,7 +133,7 @@ def test_text_that_ends_anywhere_is_read_or_refused():
     [
         "sin.approx.f32 %r1, %r2",
         "ld.local.b32 %r1, [%d1]",
-        "tcgen05.cp.cta_group::1.128x256b [%r1], %d1",
+        "tcgen05.cp.cta_group::1.128x256b.b8x16.b4x16_p64 [%r1], %d1",
         "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale [%r1], %d1, %d2, %r2, [%r3], [%r4], %p1",
         "tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {%r1}, [%r2], 16",
         "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.bf16.bf16 {%r1}, %d1, %d2, %r2, 0, %p1, 1, 1, 0, 0",

@@ -8,7 +8,8 @@ from tsmla.identity.arch import Arch
 from tsmla.identity.row_format import ROWS, uniform_row
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla_emulator.run.machine import parse
-from tsmla_emulator.time import classes, rates
+from tsmla_emulator.run.ptx.lower import lower
+from tsmla_emulator.time import classes, costs, rates
 from tsmla_emulator.time.problem import partial_row_bytes
 
 WAITING = """
@@ -108,3 +109,10 @@ def test_bytes_of_partial_rows(arch: Arch, dtype: Dtype, row: str | None, few: i
     stored = ROWS[row] if row else uniform_row(dtype)
     variant = DecodeVariant(arch, dtype, Dtype.BF16, lse=False, row=stored)
     assert [partial_row_bytes(variant, rows) for rows in (1, 16, 17)] == [few, few, more]
+
+
+def test_a_copy_to_tensor_memory_keeps_the_tensor_core_for_its_bytes():
+    text = text_of("tcgen05.cp.cta_group::1.64x128b.warpx2::02_13 [%r1], %d1;", 1, "sm_100a", 32)
+    entry = parse(text).entries["k"]
+    (flags,) = (lower(entry, one).flags for one in entry.instructions if one.opcode.startswith("tcgen05"))
+    assert costs.product_clocks(flags, 64 * 16, 1) == 8

@@ -55,6 +55,7 @@ _FIRST = {
     "griddepcontrol": "synchronise", "setmaxnreg": "synchronise", "nanosleep": "synchronise",
     "ex2": "special function", "lg2": "special function", "rcp": "special function", "sqrt": "special function",
     "rsqrt": "special function", "tanh": "special function", "mapa": "integer", "getctarank": "integer",
+    "clusterlaunchcontrol": "integer",
 }  # fmt: skip
 _ASYNC = {
     "wgmma.mma_async": "matrix",

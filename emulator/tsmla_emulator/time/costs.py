@@ -12,12 +12,12 @@ import re
 
 from ..run.ptx.encoding import COMPLEX_OPS, SPACES, Encoded
 from ..run.ptx.lower import lower
-from ..run.ptx.lower_async import KINDS
+from ..run.ptx.lower_async import FILLS, KINDS
 from ..run.ptx.model import Entry, Instruction, Register
 from ..run.ptx.simple_ops import simple_count
 from .classes import class_of
 from .machines import Machine
-from .rates import UnknownRate, blackwell_mma, hopper_mma
+from .rates import UnknownRate, blackwell_fill, blackwell_mma, hopper_mma
 
 KINDS_OF_REPLAY = (
     "plain free init arrive wait named_sync named_arrive cluster_arrive cluster_wait load store store_commit "
@@ -116,7 +116,10 @@ def operation(op: int, flags: int, extra: int, imm: int, items: int, described: 
 
 
 def product_clocks(flags: int, descriptor: int, ctas: int) -> int:
-    """Return the clocks of a tcgen05.mma with these flags on each SM that takes part. Raises UnknownRate."""
+    """Return the clocks of a tcgen05.mma with these flags on each SM that takes part; of a tcgen05.cp, whose descriptor
+    is its bytes, too. Raises UnknownRate."""
+    if flags & FILLS:
+        return round(blackwell_fill(descriptor))
     if flags & 15 not in (KINDS["kind::f16"], KINDS["kind::f8f6f4"]):
         raise UnknownRate("no rate is known for a tcgen05.mma of this kind")
     rows, columns = (descriptor >> 24 & 31) * 16, (descriptor >> 17 & 63) * 8
@@ -223,11 +226,11 @@ EFFECTS = {
     "mbarrier_init": "init", "mbarrier_arrive": "arrive", "mbarrier_expect": "arrive", "mbarrier_try": "wait",
     "barrier_sync": "named_sync", "barrier_arrive": "named_arrive", "cluster_arrive": "cluster_arrive",
     "cluster_wait": "cluster_wait", "bulk_load_tensor": "load", "bulk_store_tensor": "store", "bulk_copy": "load",
-    "bulk_commit": "store_commit", "bulk_wait": "store_wait", "wgmma": "wgmma", "wgmma_commit": "wgmma_commit",
-    "wgmma_wait": "wgmma_wait", "tmem_load": "tensor_load", "tmem_store": "tensor_store",
-    "tmem_wait_load": "tensor_wait_load", "tmem_wait_store": "tensor_wait_store", "tmem_mma": "product",
-    "tmem_commit": "commit", "cp_async": "copy", "cp_async_commit": "copy_commit", "cp_async_wait": "copy_wait",
-    "cp_async_arrive": "copy_arrive",
+    "cancel_cluster": "load", "bulk_commit": "store_commit", "bulk_wait": "store_wait", "wgmma": "wgmma",
+    "wgmma_commit": "wgmma_commit", "wgmma_wait": "wgmma_wait", "tmem_load": "tensor_load",
+    "tmem_store": "tensor_store", "tmem_wait_load": "tensor_wait_load", "tmem_wait_store": "tensor_wait_store",
+    "tmem_mma": "product", "tmem_copy": "product", "tmem_commit": "commit", "cp_async": "copy",
+    "cp_async_commit": "copy_commit", "cp_async_wait": "copy_wait", "cp_async_arrive": "copy_arrive",
 }  # fmt: skip
 """Operation that acts on others, or waits for them -> its kind."""
 STALLS = {

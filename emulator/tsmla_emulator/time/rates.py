@@ -12,6 +12,14 @@ def hopper_mma(columns: int) -> float:
     return columns / 2
 
 
+def blackwell_fill(source: int) -> float:
+    """Return the clocks of one tcgen05.cp of so many bytes of shared memory, which come at 128 bytes a clock.
+
+    The tensor core is taken to do nothing else meanwhile. Nobody measured it.
+    """
+    return source / 128
+
+
 def blackwell_mma(rows: int, columns: int, pair: bool, a_shared: bool, ws: bool = False) -> float:
     """Return the clocks of one tcgen05.mma of 32 bytes depth, kind f16 or f8f6f4, on every SM that takes part.
 

@@ -3,8 +3,13 @@
 #include "tensor_map.h"
 
 struct Box {
+  static constexpr u32 gathered = 4;
   TensorMap map;
   s64 at[5] = {};
+  bool gathers = false;     // tile::gather4 (PTX ISA 5.5.3.4): the box is one row, and there are four of them,
+  s64 rows[gathered] = {};  // at these indices of dimension 1, one behind the other in shared memory
+
+  u32 bytes() const { return map.box_bytes() * (gathers ? gathered : 1); }
 
   // Calls visit(linear byte offset in the box, global address or 0, bytes) for each innermost row piece.
   template <class Visit>
@@ -12,13 +17,14 @@ struct Box {
     u32 inner = map.count(0), element = map.element_bytes;
     u32 counts[5];
     for (u32 i = 0; i < 5; i++) counts[i] = map.count(i);
+    if (gathers) counts[1] = gathered;
     u32 linear = 0;
     for (u32 e = 0; e < counts[4]; e++)
       for (u32 d = 0; d < counts[3]; d++)
         for (u32 c = 0; c < counts[2]; c++)
           for (u32 b = 0; b < counts[1]; b++, linear += inner * element) {
-            s64 index[5] = {0, at[1] + s64(b) * map.step[1], at[2] + s64(c) * map.step[2], at[3] + s64(d) * map.step[3],
-                            at[4] + s64(e) * map.step[4]};
+            s64 index[5] = {0, gathers ? rows[b] : at[1] + s64(b) * map.step[1], at[2] + s64(c) * map.step[2],
+                            at[3] + s64(d) * map.step[3], at[4] + s64(e) * map.step[4]};
             bool inside = true;
             u64 address = map.address;
             for (u32 i = 1; i < map.rank; i++) {

@@ -12,7 +12,7 @@ struct TensorLoad : AsyncOp {
   bool to_pair = false;          // of each target's pair: the CTA whose rank is as even as that of the barrier named
 
   void run(Cluster& cluster) override {
-    u32 bytes = box.map.box_bytes();
+    u32 bytes = box.bytes();
     for (Cta* cta : targets) {
       shared_at(cluster, *cta, offset, bytes, 16, "tensor copy");
       box.walk([&](u32 linear, u64 from, u32 count) {
@@ -146,18 +146,23 @@ Box box_of(Context& c, u32 lane, u32 rank, u64 map_address) {
   box.map = TensorMap::decode(tensor_map_at(c, map_address));
   if (box.map.rank != rank) fault("descriptor", "a %ud copy through a tensor map of rank %u", rank, box.map.rank);
   for (u32 i = 0; i < rank; i++) box.at[i] = s32(c.item(i, lane));
+  box.gathers = c.in.flags & kGather4;
+  if (!box.gathers) return box;
+  if (c.cluster.machine.launch.architecture < 100) fault("not implemented", "tile::gather4 below sm_100");
+  if (box.map.count(1) != 1) fault("descriptor", "tile::gather4 with a box of %u rows, not one", box.map.count(1));
+  for (u32 i = 0; i < Box::gathered; i++) box.rows[i] = s32(c.item(1 + i, lane));
   return box;
 }
 
 void load_tensor(Context& c, u32 lane) {
   const Insn& in = c.in;
-  const u32 rank = in.extra;
+  const u32 rank = in.extra, coordinates = in.flags & kGather4 ? 1 + Box::gathered : rank;
   auto op = begin<TensorLoad>(c);
-  op->box = box_of(c, lane, rank, c.value64(in.b, lane) + s64(s32(c.item(rank, lane))));
+  op->box = box_of(c, lane, rank, c.value64(in.b, lane) + s64(s32(c.item(coordinates, lane))));
   u32 address = u32(c.address(lane));
   if (address & 127) fault("memory", "tensor copy to shared address 0x%x, not a multiple of 128", address);
   op->offset = address & kOffsetMask;
-  op->barrier_address = c.warp.read(in.c)[lane] + c.item(rank + 1, lane);
+  op->barrier_address = c.warp.read(in.c)[lane] + c.item(coordinates + 1, lane);
   Cta& cta = c.cluster.cta_at(address, "tensor copy");
   bool own = (in.flags & 7) == kShared;
   if (own && &cta != c.warp.cta)
@@ -178,10 +183,10 @@ void load_tensor(Context& c, u32 lane) {
   }
   if (c.warp.trace) {
     u64 source = op->box.map.address;
-    for (u32 i = 0; i < rank; i++) source = source * 1000003 + u64(op->box.at[i]);
+    for (u32 i = 0; i < coordinates; i++) source = source * 1000003 + c.item(i, lane);
     for (Cta* target : op->targets) {
       u32 barrier = op->barrier_follows ? target->rank << kRankShift | (op->barrier_address & kOffsetMask) : op->barrier_address;
-      c.warp.trace->note(Note::kLoad, barrier, op->box.map.box_bytes(), source);
+      c.warp.trace->note(Note::kLoad, barrier, op->box.bytes(), source);
     }
   }
   submit(c.cluster, nullptr, std::move(op));

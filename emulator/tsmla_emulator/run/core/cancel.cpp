@@ -1,9 +1,9 @@
-// clusterlaunchcontrol.try_cancel: a running cluster takes over the work of one that has not started.
+// clusterlaunchcontrol: a running cluster takes over the work of one that has not started.
 #include "ops.h"
 
 namespace {
 
-constexpr u32 kResponseBytes = 16;
+constexpr u32 kResponseBytes = 16, kTaken = 2;
 
 // PTX keeps the response opaque. Kernels that read its words find the first CTA's x and y in the first two, and in the
 // lowest bit of the third whether a cluster was cancelled.
@@ -19,7 +19,7 @@ struct Cancel : AsyncOp {
       u32 across = launch.grid[0] / launch.cluster[0];
       response[0] = u32(taken % across) * launch.cluster[0];
       response[1] = u32(taken / across) * launch.cluster[1];
-      response[2] = 1;
+      response[kTaken] = 1;
     }
     for (Cta* cta : targets) {
       std::memcpy(shared_at(cluster, *cta, offset, kResponseBytes, 16, "try_cancel"), response, kResponseBytes);
@@ -42,6 +42,17 @@ bool Machine::take_cluster(Cluster& cluster, u64& taken) const {
   return taken < clusters;
 }
 
+// clusterlaunchcontrol.query_cancel: whether there is a cluster to take over, or one coordinate of its first CTA.
+Step op_query_cancel(Context& c) {
+  const u32* response = c.warp.read(c.in.a) + 32 * c.in.extra;
+  u32* to = c.warp.write(c.in.d);
+  for (u32 rest = c.mask; rest; rest &= rest - 1) {
+    u32 lane = u32(__builtin_ctz(rest));
+    to[lane] = c.in.extra == kTaken ? (response[lane] & 1 ? ~0u : 0) : response[lane];
+  }
+  return Step::Next;
+}
+
 Step op_cancel(Context& c) {
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest)), address = u32(c.address(lane));
@@ -53,6 +64,8 @@ Step op_cancel(Context& c) {
       for (auto& cta : c.cluster.ctas) op->targets.push_back(cta.get());
     else
       op->targets.push_back(&window(c, kShared, address));
+    for (Cta* cta : op->targets)
+      if (c.warp.trace) c.warp.trace->note(Note::kLoad, cta->rank << kRankShift | op->barrier_offset, kResponseBytes);
     if (c.cluster.events) op->actor = c.cluster.events->fork(c.actor(), op->pc, 0);
     submit(c.cluster, nullptr, std::move(op));
   }

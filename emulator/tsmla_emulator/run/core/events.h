@@ -100,8 +100,8 @@ class Events {
   virtual const Findings& findings() const = 0;
   // A new asynchronous operation that knows what the warp knows; `after` is the previous one of an in-order engine.
   virtual u32 fork(u32 warp, u32 pc, u32 after) = 0;
-  // A tcgen05.commit of what a thread issued, up to `product`; `before` is its last commit. Either may be 0.
-  virtual u32 commit(u32 warp, u32 pc, u32 product, u32 before) = 0;
+  // A tcgen05.commit of what a thread issued, up to `product` and `copy`; `before` is its last commit. Each may be 0.
+  virtual u32 commit(u32 warp, u32 pc, u32 product, u32 copy, u32 before) = 0;
   // The warp has waited for the operation and knows all that it did.
   virtual void join(u32 warp, u32 operation) = 0;
   // Generic accesses that the warp knows, of shared memory, of global memory or of both, become visible to the async

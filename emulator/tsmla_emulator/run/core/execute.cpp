@@ -51,13 +51,14 @@ Step leave(Context& c) {
   return Step::Exit;
 }
 
+// The address of a CTA that there is not is an error where it is used: lanes that use none may have one.
 Step map_rank(Context& c) {
+  constexpr u32 kNoCta = 0xff;
   const u32 *a = c.warp.read(c.in.a), *rank = c.warp.read(c.in.b);
   u32* d = c.warp.write(c.in.d);
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest)), r = rank[lane];
-    if (r >= c.cluster.ctas.size()) fault("memory", "mapa to CTA %u of a cluster of %zu", r, c.cluster.ctas.size());
-    d[lane] = (a[lane] & kOffsetMask) | r << kRankShift;
+    d[lane] = (a[lane] & kOffsetMask) | std::min(r, kNoCta) << kRankShift;
     if (c.in.width == 8) d[lane + 32] = 0;
   }
   return Step::Next;
@@ -173,6 +174,8 @@ Step execute_complex(Context& c) {
       return op_bulk(c);
     case OP_CANCEL_CLUSTER:
       return op_cancel(c);
+    case OP_QUERY_CANCEL:
+      return op_query_cancel(c);
     case OP_BEGIN_MEETING:
     case OP_MEET:
     case OP_LEAVE_MEETING:

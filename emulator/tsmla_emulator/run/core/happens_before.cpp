@@ -269,15 +269,16 @@ class HappensBefore : public Events {
     return u32(actors_.size() - 1);
   }
 
-  u32 commit(u32 id, u32 pc, u32 last, u32 before) override {
+  u32 commit(u32 id, u32 pc, u32 product, u32 copy, u32 before) override {
     u32 made = fork(id, pc, before);
-    if (last) {
+    for (u32 last : {product, copy}) {
+      if (!last) continue;
       Actor& actor = actors_[made];
-      const Actor& product = actors_[last];
-      actor.clock.join(product.clock);
-      Clock::raise(actor.clock.known, product.component, product.time);
-      Clock::raise(actor.clock.ordered, product.clock.visible);
-      Clock::raise(actor.clock.ordered, product.component, product.time);
+      const Actor& done = actors_[last];
+      actor.clock.join(done.clock);
+      Clock::raise(actor.clock.known, done.component, done.time);
+      Clock::raise(actor.clock.ordered, done.clock.visible);
+      Clock::raise(actor.clock.ordered, done.component, done.time);
     }
     return made;
   }

@@ -210,6 +210,7 @@ struct Cta {
   std::unique_ptr<TensorMemory> tmem;
   Stream tensor_stream;  // tcgen05 of the CTA, in order
   u32 tensor_actor = 0;  // happens-before actor of the last tcgen05.mma issued
+  u32 tensor_copy_actor = 0;  // of the last tcgen05.cp
   std::vector<std::unique_ptr<Warp>> warps;
   std::vector<Shared<WarpGroup>> warpgroups;
   std::vector<u32> register_counts;  // per warp, as setmaxnreg leaves them
@@ -255,6 +256,7 @@ struct Warp {
   Traced* trace = nullptr;  // null unless somebody asked for it
   u32 role_pc = ~0u;  // of the setmaxnreg that it executed last: warps that share it play one role
   u32 tensor_actors[32] = {};     // of each lane's last tcgen05.mma
+  u32 tensor_copy_actors[32] = {};  // of each lane's last tcgen05.cp
   u32 commit_actors[32] = {};     // of each lane's last tcgen05.commit
   u32 load_boards[6] = {};        // per scoreboard of machine code: the tcgen05.ld that it stands for
   std::vector<u32> load_numbers;  // per slot: the tcgen05.ld that its value came from, when somebody listens

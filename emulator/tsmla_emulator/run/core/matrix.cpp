@@ -79,8 +79,6 @@ void convert_piece(const u8* from, Element kind, float* to) {
   }
 }
 
-namespace {
-
 const u8* piece_at(const Reader& reader, Cta& cta, u32 offset) {
   const u8* place = shared_at(reader.cluster, cta, offset, 16, 16, reader.what);
   u64 shadow[2];
@@ -90,6 +88,8 @@ const u8* piece_at(const Reader& reader, Cta& cta, u32 offset) {
   if (reader.cluster.events) reader.cluster.events->pieces_read(reader.actors, reader.pc, cta.rank, offset);
   return place;
 }
+
+namespace {
 
 // Calls visit(row, k, elements along K or rows, floats) for every 16-byte piece of the tile.
 template <class ByDepth, class ByRows>

@@ -28,6 +28,9 @@ struct Reader {
   const char* what;
 };
 
+// 16 bytes of shared memory, for whoever reads there by a descriptor.
+const u8* piece_at(const Reader&, Cta&, u32 offset);
+
 // out[row * pitch + k] for rows x depth elements.
 void gather_rows(const Reader&, Cta&, const SharedTile&, Element, u32 rows, u32 depth, float* out, u32 pitch);
 // out[k * pitch + row]: the same, transposed.

@@ -8,6 +8,7 @@
 constexpr u32 kWideAddress = 1u << 9, kSigned = 1u << 8, kFloat = 1u << 10;
 constexpr u32 kStrong = 1u << 20, kAcquire = 1u << 21, kRelease = 1u << 22;  // of loads, stores and atomics
 constexpr u32 kMulticast = 1u << 16, kPairGroup = 1u << 17, kRelaxed = 1u << 19;
+constexpr u32 kGather4 = 1u << 18;       // a tensor copy of four rows that lie anywhere
 constexpr u32 kNeedsNoFence = 1u << 23;  // an mbarrier of machine code, as soon as it is initialised
 constexpr u32 kToWarp = 1u << 24;  // the result goes to all lanes, whoever executes it
 enum Space : u32 { kGeneric = 0, kGlobal = 1, kShared = 2, kSharedCluster = 3, kParam = 4 };
@@ -108,6 +109,7 @@ bool lanes_met(const Warp&, u32 barrier, u32 lanes);
 
 // cancel.cpp
 Step op_cancel(Context&);
+Step op_query_cancel(Context&);
 
 // wgmma.cpp
 Step op_wgmma(Context&);

@@ -345,6 +345,8 @@ Step op_tensor(Context& c) {
       return wait_store(c);
     case OP_TMEM_MMA:
       return op_tensor_multiply(c);
+    case OP_TMEM_COPY:
+      return op_tensor_copy(c);
     default:
       return op_tensor_commit(c);
   }

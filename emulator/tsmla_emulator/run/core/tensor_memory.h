@@ -13,4 +13,5 @@ void check_written(Cluster&, Cta&, u32 lane, u32 column, u32 count, const char* 
 
 // tensor_product.cpp
 Step op_tensor_multiply(Context&);
+Step op_tensor_copy(Context&);
 Step op_tensor_commit(Context&);

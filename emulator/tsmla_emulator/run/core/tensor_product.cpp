@@ -1,4 +1,5 @@
-// Blackwell's matrix products (tcgen05.mma) and their completion (tcgen05.commit).
+// What Blackwell's tensor cores execute in turn: products (tcgen05.mma), copies of what they multiply or add
+// (tcgen05.cp), and their completion (tcgen05.commit).
 #include "tensor_memory.h"
 
 namespace {
@@ -93,7 +94,7 @@ struct Product : AsyncOp {
     Cta& leader = *issuer->cta;
     Cta* ctas[2] = {&leader, group == 2 ? &peer_of(cluster, leader, "tcgen05.mma") : nullptr};
     const u32 n = shape.n, k = shape.k, rows = layout.rows, share = n / group;
-    std::vector<float> a(size_t(rows) * k), b(size_t(n) * k), c(size_t(rows) * n);
+    std::vector<float> a(size_t(rows) * k * parts()), b(size_t(n) * k), c(size_t(rows) * n);
     SharedTile b_tile = SharedTile::blackwell(b_descriptor);
     b_tile.rows_first = shape.b_rows;
     for (u32 i = 0; i < group; i++)
@@ -126,11 +127,16 @@ struct Product : AsyncOp {
         std::memcpy(c.data() + size_t(r) * n + first, t.at(cell.lane, column), run * 4);
       }
     if (!accumulate) std::fill(c.begin(), c.end(), 0.0f);
-    if (cluster.machine.options.hardware_sums)
-      multiply_as_hardware(c.data(), n, a.data(), shape.k, shape.a, b.data(), n, shape.b, layout.rows, n, shape.k,
-                           kBlackwellSums);
-    else
-      multiply(c.data(), n, a.data(), shape.k, b.data(), n, layout.rows, n, shape.k);
+    const u32 share = n / parts();
+    for (u32 i = 0; i < parts(); i++) {
+      const float* left = a.data() + i * layout.rows * shape.k;
+      const float* right = b.data() + i * share;
+      if (cluster.machine.options.hardware_sums)
+        multiply_as_hardware(c.data() + i * share, n, left, shape.k, shape.a, right, n, shape.b, layout.rows, share,
+                             shape.k, kBlackwellSums);
+      else
+        multiply(c.data() + i * share, n, left, shape.k, right, n, layout.rows, share, shape.k);
+    }
     for (u32 r = 0; r < layout.rows; r++)
       for (u32 first = 0; first < n; first += run) {
         Cell cell = layout.cell(r, first);
@@ -144,24 +150,77 @@ struct Product : AsyncOp {
                              layout.columns());
   }
 
+  // A in tensor memory lies in the lanes of each half of D's columns.
+  u32 parts() const { return a_in_tmem && (layout.letter == Layout::E || layout.letter == Layout::B) ? 2 : 1; }
+
+  // Whether A is the same for both halves is asked of kernels that rely on nothing that PTX does not promise; NVIDIA's
+  // sparse attention multiplies two matrices at once.
   void read_a(Cluster& cluster, Cta& cta, float* a) {
     const u32 k = shape.k, column = a_address & 0xffff;
     if (a_address >> 16) fault("not implemented", "tcgen05.mma with A at tensor memory lane %u", a_address >> 16);
-    if (layout.letter == Layout::F || layout.letter == Layout::B || layout.letter == Layout::G)
+    if (layout.letter == Layout::F || layout.letter == Layout::G)
       fault("not implemented", "tcgen05.mma with A in tensor memory and M %u, cta_group::%u", shape.m, group);
     check_columns(cta, column, 8, "tcgen05.mma's A");
     u32 per_piece = 16 / element_size(shape.a);
-    for (u32 r = 0; r < layout.rows; r++) {
+    for (u32 r = 0; r < layout.rows * parts(); r++) {
       check_written(cluster, cta, r, column, 8, "tcgen05.mma's A");
       const u32* cells = cta.tmem->at(r, column);
-      if (layout.letter == Layout::E && std::memcmp(cells, cta.tmem->at(r + 64, column), 32))
-        fault("tmem", "tcgen05.mma.ws with M 64: A differs between lane %u and lane %u", r, r + 64);
+      if (r >= layout.rows && !cluster.machine.options.lenient_tensor &&
+          std::memcmp(cells, cta.tmem->at(r - layout.rows, column), 32))
+        fault("tmem", "tcgen05.mma with M %u: A differs between lane %u and lane %u", shape.m, r - layout.rows, r);
       for (u32 piece = 0; piece < 2; piece++)
         convert_piece(reinterpret_cast<const u8*>(cells + 4 * piece), shape.a, a + r * k + piece * per_piece);
     }
-    if (cluster.events)
-      cluster.events->tensor(actor, pc, Kind::Read, cta.rank, 0, layout.letter == Layout::E ? 128 : layout.rows, column,
-                             8);
+    if (cluster.events) cluster.events->tensor(actor, pc, Kind::Read, cta.rank, 0, layout.rows * parts(), column, 8);
+  }
+};
+
+// Rows and 32-bit columns of a tcgen05.cp, and in which lanes of tensor memory each row arrives.
+struct CopyShape {
+  u32 rows, columns, copies;
+  u32 (*lane)(u32 row, u32 copy);
+};
+
+constexpr CopyShape kCopyShapes[] = {
+    {128, 8, 1, [](u32 row, u32) { return row; }},                                       // 128x256b
+    {128, 4, 1, [](u32 row, u32) { return row; }},                                       // 128x128b
+    {4, 8, 1, [](u32 row, u32) { return 32 * row; }},                                    // 4x256b
+    {64, 4, 2, [](u32 row, u32 copy) { return row + 64 * copy; }},                       // 64x128b.warpx2::02_13
+    {64, 4, 2, [](u32 row, u32 copy) { return row / 32 * 64 + row % 32 + 32 * copy; }},  // 64x128b.warpx2::01_23
+    {32, 4, 4, [](u32 row, u32 copy) { return row + 32 * copy; }},                       // 32x128b.warpx4
+};
+
+// Each CTA of a pair copies from its own shared memory to its own tensor memory.
+struct TensorCopy : AsyncOp {
+  CopyShape shape;
+  u32 group = 1, lane = 0, column = 0;
+  SharedTile tile;
+
+  void run(Cluster& cluster) override {
+    Cta& own = *issuer->cta;
+    copy(cluster, own);
+    if (group == 2) copy(cluster, peer_of(cluster, own, "tcgen05.cp"));
+  }
+
+ private:
+  void copy(Cluster& cluster, Cta& cta) {
+    check_columns(cta, column, shape.columns, "tcgen05.cp");
+    TensorMemory& t = *cta.tmem;
+    const Reader reader{cluster, {actor}, pc, "tcgen05.cp"};
+    for (u32 row = 0; row < shape.rows; row++)
+      for (u32 first = 0; first < shape.columns; first += 4) {
+        const u8* piece = piece_at(reader, cta, tile.piece_by_depth(row, 4 * first));
+        for (u32 i = 0; i < shape.copies; i++) {
+          u32 to = lane + shape.lane(row, i);
+          std::memcpy(t.at(to, column + first), piece, 16);
+          std::fill_n(t.written.begin() + to * TensorMemory::columns + column + first, 4, u8(1));
+        }
+      }
+    if (!cluster.events) return;
+    bool all = shape.rows * shape.copies == TensorMemory::lanes;
+    for (u32 row = 0; row < (all ? 1 : shape.rows); row++)
+      cluster.events->tensor(actor, pc, Kind::Write, cta.rank, all ? 0 : lane + shape.lane(row, 0),
+                             all ? TensorMemory::lanes : 1, column, shape.columns);
   }
 };
 
@@ -203,7 +262,35 @@ Step op_tensor_multiply(Context& c) {
     if (c.in.extra == 2 && cta.rank % 2) fault("barrier", "tcgen05.mma.cta_group::2 issued by the odd CTA of a pair");
     if (c.cluster.events) {
       op->actor = c.cluster.events->fork(c.actor(), op->pc, cta.tensor_actor);
+      c.cluster.events->join(op->actor, cta.tensor_copy_actor);
       cta.tensor_actor = c.warp.tensor_actors[lane] = op->actor;
+    }
+    submit(c.cluster, &cta.tensor_stream, std::move(op));
+  }
+  return Step::Next;
+}
+
+// PTX ISA 9.7.16.6.2: a product follows the copies before it, a copy no product. Tensor cores take both in turn.
+Step op_tensor_copy(Context& c) {
+  for (u32 rest = c.mask; rest; rest &= rest - 1) {
+    u32 lane = u32(__builtin_ctz(rest));
+    Cta& cta = *c.warp.cta;
+    auto op = std::make_unique<TensorCopy>();
+    op->pc = c.group.pc, op->issuer = &c.warp, op->group = c.in.extra;
+    op->shape = kCopyShapes[c.in.flags & 15];
+    op->tile = SharedTile::blackwell(c.value64(c.in.b, lane));
+    u32 address = u32(c.address(lane));
+    op->lane = address >> 16, op->column = address & 0xffff;
+    if (op->column % 4) fault("tmem", "tcgen05.cp to column %u, not a multiple of 4", op->column);
+    if (op->lane >= (op->shape.rows == 4 ? 32 : 1))
+      fault("not implemented", "tcgen05.cp of %u rows to tensor memory lane %u", op->shape.rows, op->lane);
+    if (c.warp.trace) c.warp.trace->note(Note::kProduct, op->shape.rows * op->shape.columns * 4, c.in.extra);
+    if (c.cluster.events) {
+      bool lenient = c.cluster.machine.options.lenient_tensor;
+      op->actor = c.cluster.events->fork(c.actor(), op->pc, lenient ? cta.tensor_actor : cta.tensor_copy_actor);
+      c.cluster.events->join(op->actor, cta.tensor_copy_actor);
+      cta.tensor_copy_actor = c.warp.tensor_copy_actors[lane] = op->actor;
+      if (lenient) cta.tensor_actor = op->actor;
     }
     submit(c.cluster, &cta.tensor_stream, std::move(op));
   }
@@ -230,7 +317,8 @@ Step op_tensor_commit(Context& c) {
     Cta& cta = *c.warp.cta;
     if (c.cluster.events) {
       u32& last = c.warp.commit_actors[lane];
-      op->actor = last = c.cluster.events->commit(c.actor(), op->pc, c.warp.tensor_actors[lane], last);
+      op->actor = last = c.cluster.events->commit(c.actor(), op->pc, c.warp.tensor_actors[lane],
+                                                  c.warp.tensor_copy_actors[lane], last);
     }
     submit(c.cluster, &cta.tensor_stream, std::move(op));
   }

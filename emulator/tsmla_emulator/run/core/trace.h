@@ -12,7 +12,7 @@ struct Note {
     kLoad,       // a: mbarrier, b: bytes, c: what tells one source from another
     kStore,      // b: bytes
     kNamed,      // a: barrier, b: threads
-    kProduct,    // a: instruction descriptor, b: CTAs
+    kProduct,    // a: instruction descriptor, of a tcgen05.cp bytes, b: CTAs
     kCommit,     // a: mbarrier
     kCopy,       // b: bytes of a cp.async
     kCopyArrive  // a: mbarrier

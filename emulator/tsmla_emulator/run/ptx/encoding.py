@@ -15,9 +15,10 @@ COMPLEX_OPS = (
     "barrier_sync barrier_arrive warp_sync cluster_arrive cluster_wait proxy_fence tensor_fence grid_wait grid_launch "
     "memory_fence set_registers elect shuffle vote active_mask reduce map_rank rank_of ldmatrix stmatrix mma "
     "cp_async cp_async_commit cp_async_wait cp_async_arrive "
-    "bulk_copy bulk_load_tensor bulk_store_tensor bulk_commit bulk_wait cancel_cluster "
+    "bulk_copy bulk_load_tensor bulk_store_tensor bulk_commit bulk_wait cancel_cluster query_cancel "
     "wgmma wgmma_fence wgmma_commit wgmma_wait "
-    "tmem_alloc tmem_dealloc tmem_relinquish tmem_load tmem_store tmem_wait_load tmem_wait_store tmem_mma tmem_commit "
+    "tmem_alloc tmem_dealloc tmem_relinquish tmem_load tmem_store tmem_wait_load tmem_wait_store tmem_mma "
+    "tmem_copy tmem_commit "
     "begin_meeting meet leave_meeting jump load_constant read_uniform store_async await_loads tmem_find tmem_free"
 ).split()
 

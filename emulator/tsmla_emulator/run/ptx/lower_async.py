@@ -7,10 +7,22 @@ import re
 from .encoding import SPACES, Constant, Encoded, Encoder, Reference
 from .model import Address, Immediate, Operand, Pair, Vector
 
-MULTICAST, PAIR, RELAXED = 1 << 16, 1 << 17, 1 << 19
+MULTICAST, PAIR, GATHER4, RELAXED = 1 << 16, 1 << 17, 1 << 18, 1 << 19
 ELEMENTS = {"f16": 0, "bf16": 1, "tf32": 2, "e4m3": 3, "e5m2": 4, "f32": 5}
 WGMMA_DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "f32": 0}
+FILLS = 1 << 6
+"""Tells a tcgen05.cp from a product, among the flags of what tensor cores execute."""
 KINDS = {"kind::f16": 0, "kind::tf32": 1, "kind::f8f6f4": 2}
+COPIES = {
+    ("128x256b",): 0, ("128x128b",): 1, ("4x256b",): 2, ("64x128b", "warpx2::02_13"): 3,
+    ("64x128b", "warpx2::01_23"): 4, ("32x128b", "warpx4"): 5,
+}  # fmt: skip
+"""Shape and copies of a tcgen05.cp -> their number."""
+RESPONSES = {
+    "query_cancel.get_first_ctaid::x.b32.b128": 0, "query_cancel.get_first_ctaid::y.b32.b128": 1,
+    "query_cancel.is_canceled.pred.b128": 2, "query_cancel.get_first_ctaid::z.b32.b128": 3,
+}  # fmt: skip
+"""Queries of a cluster launch control response -> the word of it that tells."""
 SHAPES = {"32x32b": 0, "16x64b": 1, "16x128b": 2, "16x256b": 3}
 _REGISTERS_PER_REPEAT = {0: 1, 1: 1, 2: 2, 3: 4}
 
@@ -127,15 +139,17 @@ def _bulk(encoder: Encoder) -> Encoded:
 
 def _bulk_tensor(encoder: Encoder, parts: list[str]) -> Encoded:
     spaces = [p for p in parts if p in SPACES]
-    known = {"tile", "mbarrier::complete_tx::bytes", "bulk_group", "L2::cache_hint", "multicast::cluster",
-             "cta_group::1", "cta_group::2", *spaces}  # fmt: skip
+    known = {"tile", "tile::gather4", "mbarrier::complete_tx::bytes", "bulk_group", "L2::cache_hint",
+             "multicast::cluster", "cta_group::1", "cta_group::2", *spaces}  # fmt: skip
     if set(parts[1:]) - known or len(spaces) != 2 or not re.fullmatch("[1-5]d", parts[0]):
         raise encoder.refuse()
-    load = spaces[1] == "global"
+    load, gathers = spaces[1] == "global", "tile::gather4" in parts
     rank = int(parts[0][0])
+    if gathers and (not load or rank != 2):
+        raise encoder.refuse()
     memory, tensor = encoder.operands[:2] if load else encoder.operands[1::-1]
     base, offset, _ = encoder.address(memory)
-    if not isinstance(tensor, Address) or len(tensor.coordinates) != rank:
+    if not isinstance(tensor, Address) or len(tensor.coordinates) != (5 if gathers else rank):
         raise encoder.refuse()
     map_base, map_offset, _ = encoder.address(Address(tensor.base, tensor.offset))
     coordinates = tuple(encoder.source(c) for c in tensor.coordinates)
@@ -146,7 +160,7 @@ def _bulk_tensor(encoder: Encoder, parts: list[str]) -> Encoded:
             "bulk_store_tensor", a=base, imm=offset, b=map_base, items=coordinates, extra=rank, e=Constant(map_offset)
         )
     barrier, barrier_offset, _ = encoder.address(encoder.operands[2])
-    flags = SPACES[spaces[0]] | (PAIR if "cta_group::2" in parts else 0)
+    flags = SPACES[spaces[0]] | (PAIR if "cta_group::2" in parts else 0) | (GATHER4 if gathers else 0)
     mask = None
     if "multicast::cluster" in parts:
         flags |= MULTICAST
@@ -158,8 +172,13 @@ def _bulk_tensor(encoder: Encoder, parts: list[str]) -> Encoded:
 
 
 def _cluster_launch(encoder: Encoder) -> Encoded:
-    """Encode a cluster launch control request. Its response is opaque to PTX; kernels that decode it with
-    `query_cancel` are refused."""
+    """Encode a cluster launch control request, or what its response says."""
+    query = ".".join(encoder.parts[1:])
+    if query in RESPONSES:
+        response = encoder.source(encoder.operands[1], "b128")
+        return encoder.build(
+            "query_cancel", d=encoder.destination(encoder.operands[0]), a=response, extra=RESPONSES[query]
+        )
     known = {"try_cancel", "async", "shared::cta", "mbarrier::complete_tx::bytes", "multicast::cluster::all", "b128"}
     if set(encoder.parts[1:]) - known:
         raise encoder.refuse()
@@ -316,6 +335,18 @@ def _tmem_mma(encoder: Encoder) -> Encoded:
     )
 
 
+def _tmem_copy(encoder: Encoder) -> Encoded:
+    """Encode a copy from shared to tensor memory. Those that make bytes of smaller elements are refused."""
+    group, *shape = encoder.parts[2:]
+    if group not in ("cta_group::1", "cta_group::2") or tuple(shape) not in COPIES:
+        raise encoder.refuse()
+    base, offset, _ = encoder.address(encoder.operands[0])
+    descriptor = encoder.source(encoder.operands[1], "b64")
+    return encoder.build(
+        "tmem_copy", a=base, imm=offset, b=descriptor, extra=_group(encoder), flags=COPIES[tuple(shape)] | FILLS
+    )
+
+
 def _tmem_commit(encoder: Encoder) -> Encoded:
     base, offset, wide = encoder.address(encoder.operands[0])
     flags = wide | _space(encoder, "shared::cluster")
@@ -337,6 +368,7 @@ _TENSOR = {
     "fence::before_thread_sync": lambda encoder: encoder.build("tensor_fence", imm=0),
     "fence::after_thread_sync": lambda encoder: encoder.build("tensor_fence", imm=1),
     "mma": _tmem_mma,
+    "cp": _tmem_copy,
     "commit": _tmem_commit,
 }
 
