@@ -53,6 +53,13 @@ def test_what_differs_is_said(changes, said):
     assert wrong(**changes) == [f"other sm_100a decode: {said}"]
 
 
+def test_an_lse_that_a_package_does_not_return_is_not_compared():
+    given = dataclasses.replace(CONTROL, limits=dataclasses.replace(CONTROL.limits, lse=None))
+    seen = dataclasses.replace(SEEN, values=dataclasses.replace(GOOD, lse=None))
+    assert judging.problems(given, seen, AS_STATED) == []
+    assert "| 1.0e-03 | - |" in judging.table([(given, seen)], AS_STATED, "")
+
+
 def test_a_call_that_ends_as_stated_needs_no_more():
     stated = Stated(EXPLANATIONS, {CONTROL.title: {PAST: "race"}})
     nothing = {"values": None, "lenient": {}, "strict": {}}
@@ -60,8 +67,8 @@ def test_a_call_that_ends_as_stated_needs_no_more():
     assert f"other sm_100a decode: not reported: {PAST}" in wrong(stated)
 
 
-def test_a_misused_barrier_ends_a_strict_run_before_races_are_found():
-    ends = "barrier: a mbarrier.init: initialised again"
+@pytest.mark.parametrize("ends", ["barrier: a mbarrier.init: initialised again", "tmem: a tcgen05.mma: A differs"])
+def test_misuse_ends_a_strict_run_before_races_are_found(ends):
     stated = Stated(EXPLANATIONS, {CONTROL.title: {RACE: "race", ends: "fence"}})
     assert wrong(stated, strict={ends: 1}) == []
     assert wrong(stated, strict={ends: 1, FENCE: 1}) == [f"other sm_100a decode: strict: not stated: {FENCE}"]

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...provenance import commit
-from . import cudnn, flash_attn_4, judging, tokenspeed_mla
+from . import cudnn, flash_attn_4, flashinfer, judging, tokenspeed_mla
 from .control import STATED, Control, Package, Seen, Stated
 from .running import run
 
-SOURCES = (tokenspeed_mla, flash_attn_4, cudnn)
+SOURCES = (tokenspeed_mla, flash_attn_4, cudnn, flashinfer)
 CUTLASS = "4.8.1"
 """The version of the compiler that findings are stated for: others make other PTX of the same sources."""
 

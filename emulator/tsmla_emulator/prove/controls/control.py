@@ -28,11 +28,11 @@ class Values:
     """How far results are from float64.
 
     out: norm of the difference over norm of the reference.
-    lse: the greatest difference.
+    lse: the greatest difference; None where a package does not return it.
     """
 
     out: float
-    lse: float
+    lse: float | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,13 @@
-"""nvidia-cudnn-frontend's open CuTe DSL prefill of Blackwell, 192 and 128 dims.
+"""nvidia-cudnn-frontend's open CuTe DSL kernels of Blackwell: prefill of 192 and 128 dims, attention over chosen keys.
 
-Its wrapper talks to the driver before it launches. Only its plan is taken, therefore, and its function from tensors to
-kernel arguments (both are Python), and the kernel is called with what that gives.
+The prefill's wrapper talks to the driver before it launches. Only its plan is taken, therefore, and its function from
+tensors to kernel arguments (both are Python), and the kernel is called with what that gives. That of chosen keys asks
+torch for devices and streams.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -55,8 +57,34 @@ def _prefill(causal: bool) -> Values:
     return reference.compared(out, lse[0, :, :, 0].T, [expected])
 
 
+def _chosen(heads: int, width: int) -> Values:
+    query, rows, lists, expected = reference.choosing(tokens=3, heads=heads, keys=700, top_k=384, width=width, unused=7)
+    out, lse = gathered(query, rows, lists)
+    return reference.compared(out, lse, expected)
+
+
+def gathered(query: torch.Tensor, rows: torch.Tensor, lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return out [tokens, heads, 512] and the natural LSE [tokens, heads].
+
+    query: [tokens, 64 heads, 576 or 512 columns], or [tokens, 128 heads, 512 columns]. rows: [keys, columns].
+    lists: [tokens, top_k]; what is no row's number is no key.
+    """
+    from cudnn.deepseek_sparse_attention.sparse_attention_forward import _interface_sm100, api
+
+    def nothing(*_: Any) -> Any:
+        return contextlib.nullcontext()
+
+    with (
+        mock.patch.object(_interface_sm100, "_record_stream", nothing),
+        mock.patch.object(torch.cuda, "device", nothing),
+        mock.patch.object(torch.cuda.nvtx, "range", nothing),
+    ):
+        found = api.sparse_attention_forward_wrapper(query, rows, lists)
+    return found["out"], found["lse"]
+
+
 def controls() -> list[Control]:
-    return [
+    prefill = [
         Control(
             f"prefill, bf16, {'causal' if causal else 'full'}",
             PACKAGE,
@@ -67,3 +95,15 @@ def controls() -> list[Control]:
         )
         for causal in (True, False)
     ]
+    chosen = [
+        Control(
+            f"chosen keys, bf16, {heads} heads of {width} dims",
+            PACKAGE,
+            "sm_100a",
+            functools.partial(_chosen, heads, width),
+            BF16,
+            lenient_tensor=True,
+        )
+        for heads, width in ((64, 576), (64, 512), (128, 512))
+    ]
+    return [*prefill, *chosen]

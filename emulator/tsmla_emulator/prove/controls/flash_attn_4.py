@@ -65,7 +65,10 @@ def controls() -> list[Control]:
             ("sm_100a", torch.float8_e4m3fn, "fp8", False, FP8, NARROW),
         )
     ]
-    return [*found, Control("decode, bf16, chosen keys", PACKAGE, "sm_100a", _chosen, BF16, lenient_tensor=True)]
+    for heads, name in ((128, "decode, bf16, chosen keys"), (64, "decode, bf16, chosen keys, 64 heads")):
+        chosen = functools.partial(_chosen, heads)
+        found.append(Control(name, PACKAGE, "sm_100a", chosen, BF16, lenient_tensor=True))
+    return found
 
 
 def _fixed(
@@ -79,31 +82,33 @@ def _fixed(
 
 
 @contextlib.contextmanager
-def _by_pairs(kernel: Any) -> Iterator[None]:
-    """Have two CTAs take a token, as `kernel` does: what takes 64 heads alone is made for many tokens, and copies
-    queries to tensor memory by an instruction that the emulator does not know. CTAs take the tiles of their own number:
-    it gives no CTA another's."""
-    made = kernel.__init__
+def _in_groups_of(heads: int, pairs: Any) -> Iterator[None]:
+    """Have one CTA take the 64 heads of a token, whatever their number would choose, and a pair 128.
+
+    Pairs take the tiles of their own number: to give them those of others, all of their threads arrive at the cluster's
+    barrier twice in one phase.
+    """
+    made = pairs.__init__
 
     def init(self: Any, *arguments: Any, **named: Any) -> None:
         made(self, *arguments, **named | {"use_clc_scheduler": False})
 
-    choice = mock.patch.dict(os.environ, FLASH_ATTENTION_MLA_1CTA="0")
-    with choice, mock.patch.object(kernel, "__init__", init):
+    choice = mock.patch.dict(os.environ, FLASH_ATTENTION_MLA_1CTA=str(int(heads == 64)))
+    with choice, mock.patch.object(pairs, "__init__", init):
         yield
 
 
 def _gathered(query: torch.Tensor, rows: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Call the kernel of two CTAs a token. Return out [tokens, heads, 512] and the natural LSE [tokens, heads].
+    """Return out [tokens, heads, 512] and the natural LSE [tokens, heads].
 
-    query: [tokens, heads, 576]. rows: [keys, 576]. indices: [tokens, top_k], a multiple of 128 keys.
+    query: [tokens, 64 or 128 heads, 576]. rows: [keys, 576]. indices: [tokens, top_k], a multiple of 128 keys.
     """
     from flash_attn.cute import flash_attn_func
     from flash_attn.cute.interface import FlashAttentionMLAForwardSm100
 
     latent, rope = query.split((512, 64), -1)
     values, keys = rows[:, None].split((512, 64), -1)
-    with torch.no_grad(), _by_pairs(FlashAttentionMLAForwardSm100):
+    with torch.no_grad(), _in_groups_of(query.shape[1], FlashAttentionMLAForwardSm100):
         out, lse, *_ = flash_attn_func(
             rope[None].contiguous(),
             keys[None].contiguous(),
@@ -116,16 +121,9 @@ def _gathered(query: torch.Tensor, rows: torch.Tensor, indices: torch.Tensor) ->
     return out[0], lse[0]
 
 
-def _chosen(tokens: int = 3, heads: int = 128, keys: int = 700, top_k: int = 384) -> Values:
-    rows = torch.randn(keys, 576, device="cuda")
-    rows[: reference.FAINT] *= 0.05
-    query = (4 * torch.randn(tokens, heads, 576, device="cuda")).bfloat16()
-    lists = torch.stack([torch.randperm(keys)[:top_k].sort().values for _ in range(tokens)])
-    out, lse = _gathered(query, rows.bfloat16(), lists.int().to("cuda"))
-    expected = []
-    for asked, chosen in zip(query.cpu().split(1), lists, strict=True):
-        seen = rows.bfloat16().cpu()[chosen][:, None]
-        expected.append(reference.attention(asked, seen, seen[..., :512], 576**-0.5, causal=False))
+def _chosen(heads: int) -> Values:
+    query, rows, lists, expected = reference.choosing(tokens=3, heads=heads, keys=700, top_k=384)
+    out, lse = _gathered(query, rows, lists)
     return reference.compared(out, lse, expected)
 
 

@@ -21,7 +21,7 @@ def problems(control: Control, seen: Seen, stated: Stated) -> list[str]:
     found += [f"{schedule}: other results" for schedule in seen.differ]
     if not seen.failed:
         found += _compared("lenient", seen.lenient, defects)
-        ends = any(name.startswith("barrier: ") for name in seen.strict)  # before what else there is can be found
+        ends = any(name.startswith(("barrier: ", "tmem: ")) for name in seen.strict)  # before the rest can be found
         strict = {name: why for name, why in all_stated.items() if not ends or name in seen.strict}
         found += _compared("strict", seen.strict, strict)
     return [f"{title}: {problem}" for problem in found]
@@ -39,7 +39,7 @@ def _of_values(control: Control, seen: Seen, defects: dict[str, str]) -> Iterabl
         return
     for name in ("out", "lse"):
         value, limit = getattr(seen.values, name), getattr(control.limits, name)
-        if not value <= limit:
+        if limit is not None and not value <= limit:
             yield f"{name} is off by {value:.2g}, more than {limit:.2g}"
     if seen.unwritten:
         yield f"{seen.unwritten} elements of results were never written"
@@ -79,7 +79,8 @@ def table(results: Sequence[tuple[Control, Seen]], stated: Stated, origin: str) 
         "| - | - | - | - | - | - | - |",
     ]
     for control, seen in results:
-        values = ("-", "-") if seen.values is None else (f"{seen.values.out:.1e}", f"{seen.values.lse:.1e}")
+        numbers = (None, None) if seen.values is None else (seen.values.out, seen.values.lse)
+        values = ["-" if number is None else f"{number:.1e}" for number in numbers]
         cells = [control.title, str(seen.kernels), *values]
         if seen.failed or seen.refused:
             cells += [seen.refused or _tally(stated, control, {seen.failed: 1}), ""]

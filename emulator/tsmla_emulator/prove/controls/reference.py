@@ -41,6 +41,27 @@ def batched(
     return query, key, value
 
 
+def choosing(
+    tokens: int, heads: int, keys: int, top_k: int, width: int = 576, unused: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Make bf16 query [tokens, heads, width] and rows [keys, width], whose first 512 columns are values, and lists of
+    rows [tokens, top_k], int32, all on the GPU; and return them with what each token's attention is.
+
+    unused: the distance between entries of a list that are no row's; 0: there are none.
+    """
+    rows = torch.randn(keys, width, device="cuda")
+    rows[:FAINT] *= 0.05
+    query = (4 * torch.randn(tokens, heads, width, device="cuda")).bfloat16()
+    lists = torch.stack([torch.randperm(keys)[:top_k].sort().values for _ in range(tokens)])
+    if unused:
+        lists[:, ::unused] = keys
+    expected = []
+    for asked, chosen in zip(query.cpu().split(1), lists, strict=True):
+        seen = rows.bfloat16().cpu()[chosen[chosen < keys]][:, None]
+        expected.append(attention(asked, seen, seen[..., :512], width**-0.5, causal=False))
+    return query, rows.bfloat16(), lists.int().to("cuda"), expected
+
+
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,17 +84,21 @@ def attention(
 
 
 def compared(
-    out: torch.Tensor, lse: torch.Tensor, expected: Iterable[tuple[torch.Tensor, torch.Tensor]], base: float = 1.0
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    expected: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    base: float = 1.0,
 ) -> Values:
-    """Compare results [rows, heads, dv] and [rows, heads] with those of the sequences in order.
+    """Compare results [rows, heads, dv] and, if given, [rows, heads] with those of the sequences in order.
 
     base: LOG2_E where the LSE is of base 2, whose difference is then given in natural units.
     """
     outs, lses = (torch.cat(parts) for parts in zip(*expected, strict=True))
-    got, off = out.cpu().double(), lse.cpu().double() / base - lses
+    got = out.cpu().double()
     finite = bool(got.isfinite().all()) and bool((got != 0).any())
     relative = float((got - outs).norm() / outs.norm()) if finite else float("inf")
-    return Values(relative, float(off.abs().max()))
+    off = None if lse is None else float((lse.cpu().double() / base - lses).abs().max())
+    return Values(relative, off)
 
 
 def ends(lengths: Sequence[int]) -> torch.Tensor:
