@@ -88,7 +88,7 @@ def test_table():
 
 
 def ran(monkeypatch, capsys, seen: Seen, *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr(command, "_apart", lambda control, seed: seen)
+    monkeypatch.setattr(command, "_apart", lambda control, seed, machine_code: seen)
     monkeypatch.setattr(command, "lacking", lambda packages: [])
     monkeypatch.setattr(command.Stated, "read", lambda path: AS_STATED)
     source = type("Source", (), {"controls": staticmethod(lambda: [CONTROL])})
@@ -106,6 +106,17 @@ def test_exit_status(monkeypatch, capsys, tmp_path):
     assert "| other sm_100a decode |" in (tmp_path / "page").read_text()
     with pytest.raises(SystemExit):
         ran(monkeypatch, capsys, SEEN, "encode")
+
+
+def test_of_machine_code_results_alone_are_judged(monkeypatch, capsys):
+    nothing = {"lenient": {}, "strict": {}}
+    status, said = ran(monkeypatch, capsys, dataclasses.replace(SEEN, **nothing), "decode", "--machine-code")
+    assert status == 0 and "--machine-code" in said
+    ended = dataclasses.replace(SEEN, **nothing, values=None, failed=PAST)
+    status, said = ran(monkeypatch, capsys, ended, "decode", "--machine-code")
+    assert status == 1 and f"the call ended with {PAST}" in said
+    off = dataclasses.replace(SEEN, **nothing, values=dataclasses.replace(GOOD, out=1.0))
+    assert ran(monkeypatch, capsys, off, "decode", "--machine-code")[0] == 1
 
 
 def test_packages_that_lack_are_named(monkeypatch, capsys):

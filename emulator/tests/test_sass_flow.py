@@ -7,7 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 from sass_kernels import assembled, computed, run_lines
-from tsmla_emulator.run.machine import EmulationError, Options
+from small_kernels import text_of
+from tsmla_emulator.run.machine import EmulationError, Options, parse
+from tsmla_emulator.run.ptx.encoding import op_number
+from tsmla_emulator.run.ptx.lower import lower as lower_ptx
+from tsmla_emulator.run.ptx.lower_async import GATHER4, MULTICAST, PAIR
 from tsmla_emulator.run.sass.code import Code, UnknownInstruction
 from tsmla_emulator.run.sass.lower import lower
 
@@ -170,6 +174,44 @@ def test_an_address_outside_of_the_memory_is_an_error():
             ["S2R R0, SR_TID.X", "LDC.64 R2, c[0x0][0x210]", "IMAD.WIDE.U32 R2, R0, 0x8, R2",
              "STG.E desc[UR4][R2.64], R0", "EXIT"], memory,
         )  # fmt: skip
+
+
+def ops_of(line: str) -> list:
+    code = Code("sm_100a", 0)
+    (instruction,) = assembled([line])
+    lower(code, 0, instruction)
+    return code.ops
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [("", "128x256b"), ("128dp128bit", "128x128b"), ("4dp256bit", "4x256b"), ("4x32dp128bit", "32x128b.warpx4"),
+     ("2x64dp128bit_lw02_lw13", "64x128b.warpx2::02_13"), ("2x64dp128bit_lw01_lw23", "64x128b.warpx2::01_23")],
+)  # fmt: skip
+def test_copies_to_tensor_memory_are_those_of_ptx(shape, name):
+    modifiers = ".".join(part for part in ("UTCCP.T.S.2CTA", shape) if part)
+    (op,) = ops_of(f"{modifiers} tmem[UR10+0x108], gdesc[UR4]")
+    text = text_of(f"tcgen05.cp.cta_group::2.{name} [%r1+264], %d1;", 1, "sm_100a", 32)
+    entry = parse(text).entries["k"]
+    (ptx,) = (lower_ptx(entry, one) for one in entry.instructions if one.opcode.startswith("tcgen05"))
+    assert (op.number, op.flags, op.extra, op.imm) == (ptx.op, ptx.flags, ptx.extra, ptx.imm)
+
+
+def test_a_gathering_copy_has_five_coordinates():
+    (op,) = ops_of("UTMALDG.2D.GATHER4.2CTA [UR8], [UR4], desc[UR6]")
+    assert op.extra == 2 and op.flags & GATHER4 and op.flags & PAIR
+    assert list(op.items[:5]) == [op.a + 2 + i for i in range(5)] and op.c == op.a + 1
+
+
+@pytest.mark.parametrize("to_all", [False, True])
+def test_the_next_cluster_is_asked_for(to_all):
+    (op,) = ops_of(f"UGETNEXTWORKID.{'BROADCAST' if to_all else 'SELFCAST'} [UR8], [UR9]")
+    assert op.number == op_number("cancel_cluster") and op.b == op.a + 1 and bool(op.flags & MULTICAST) == to_all
+
+
+def test_registers_that_disable_lanes_are_read():
+    (op,) = ops_of("UTCHMMA.2CTA tmem[UR42], gdesc[UR8], tmem[UR30], tmem[UR6], idesc[UR7], UR16, UPT")
+    assert op.width == 9 and list(op.items[4:]) == [op.items[4] + i for i in range(8)]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sass_kernels import computed
+from sass_kernels import computed, run_lines
+from small_kernels import aligned
 
 M = 0xFFFFFFFF
 EDGES = [0, 1, 2, 3, 15, 16, 31, 32, 33, 63, 64, 65, 0x7F, 0x80, 0xFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFE, 0x7FFFFFFF,
@@ -269,3 +270,25 @@ def test_pairs_of_floats():
         expected = [a * a, b * a, a + b, b + b]
     for got, wanted in zip(found, expected, strict=True):
         assert np.array_equal(got, wanted.astype(np.float32), equal_nan=True)
+
+
+def test_lanes_move_32_bytes_in_two_pieces_of_four_registers():
+    """The lower half is the one next to the place."""
+    memory = aligned(np.zeros((4, 32, 8), np.uint32))
+    memory[:2] = np.arange(512).reshape(2, 32, 8)
+    lines = [
+        "S2R R0, SR_TID.X", "LDC.64 R2, c[0x0][0x380]", "IMAD.WIDE.U32 R2, R0, 0x20, R2",
+        "LDG.E.ENL2.256 R8, R4, desc[UR4][R2.64]",
+        "LDG.E.NA.ENL2.LTC256B.256.CONSTANT R16, R12, desc[UR4][R2.64+0x400]",
+        "STG.E.ENL2.256 desc[UR4][R2.64+0x800], R4, R8", "STG.E.NA.ENL2.256 desc[UR4][R2.64+0xc00], R16, R12", "EXIT",
+    ]  # fmt: skip
+    run_lines(lines, memory, arch="sm_100a")
+    np.testing.assert_array_equal(memory[2], memory[0])
+    np.testing.assert_array_equal(memory[3], np.concatenate([memory[1, :, 4:], memory[1, :, :4]], axis=1))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("S32", np.int32), ("U32", np.uint32)])
+def test_integers_become_floats(kind, dtype):
+    (found,) = computed([f"I2FP.F32.{kind} R20, R10"], np.array(EDGES, np.uint32), arch="sm_100a")
+    expected = np.array(EDGES, np.uint32).view(dtype).astype(np.float32)
+    np.testing.assert_array_equal(found, expected.view(np.uint32))

@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of controls' names, * and ? allowed; else all")
     parser.add_argument("--list", action="store_true", help="print the names, run none")
     parser.add_argument("--table", type=Path, help="write the results as Markdown")
+    parser.add_argument("--machine-code", action="store_true", help="what ptxas made of the kernels: results alone")
     parser.add_argument("--seed", type=int, help="of the inputs; drawn when not given")
     given = parser.parse_args(arguments)
     chosen = [control for source in SOURCES for control in source.controls() if _named(control, given.names)]
@@ -44,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     seed = random.randrange(1 << 31) if given.seed is None else given.seed
     command = shlex.join(["python", "-m", "tsmla_emulator.prove.controls", *given.names, "--seed", str(seed)])
-    return _run(chosen, Stated.read(STATED), given.table, seed, command)
+    if given.machine_code:
+        command += " --machine-code"
+    return _run(chosen, Stated.read(STATED), given.table, seed, command, given.machine_code)
 
 
 def _named(control: Control, names: Sequence[str]) -> bool:
@@ -66,13 +69,15 @@ def lacking(packages: set[Package]) -> list[str]:
     return found
 
 
-def _run(controls: Sequence[Control], stated: Stated, table: Path | None, seed: int, command: str) -> int:
+def _run(
+    controls: Sequence[Control], stated: Stated, table: Path | None, seed: int, command: str, machine_code: bool
+) -> int:
     results: list[tuple[Control, Seen]] = []
     wrong: list[str] = []
     for number, control in enumerate(controls, 1):
-        seen = _apart(control, seed)
+        seen = _apart(control, seed, machine_code)
         results.append((control, seen))
-        found = judging.problems(control, seen, stated)
+        found = judging.problems(control, seen, stated, machine_code)
         wrong += found
         print(
             f"[{number}/{len(controls)}] {control.title}: {'DIFFERS' if found else 'as stated'}, {seen.seconds:.0f} s",
@@ -95,12 +100,12 @@ def _origin(controls: Sequence[Control], command: str) -> str:
     return f"{datetime.date.today()}, commit {commit()}, {versions}.\n\n```\n{command}\n```"
 
 
-def _apart(control: Control, seed: int) -> Seen:
+def _apart(control: Control, seed: int, machine_code: bool) -> Seen:
     """Run a control in a process of its own: packages and the compiler remember for which GPU they worked."""
     fresh = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=fresh) as pool:
         try:
-            return pool.submit(run, control, seed).result()
+            return pool.submit(run, control, seed, machine_code).result()
         except concurrent.futures.process.BrokenProcessPool:
             return Seen(refused="its process ended")
 

@@ -8,11 +8,15 @@ from collections.abc import Iterable, Sequence
 from .control import Control, Seen, Stated
 
 
-def problems(control: Control, seen: Seen, stated: Stated) -> list[str]:
-    """Return what differs from what is stated, one line each; none when all is as stated."""
+def problems(control: Control, seen: Seen, stated: Stated, machine_code: bool = False) -> list[str]:
+    """Return what differs from what is stated, one line each; none when all is as stated. Of machine code, whose race
+    check does not run, results alone are judged."""
     title = control.title
     if seen.refused:
         return [f"{title}: {seen.refused}"]
+    if machine_code:
+        ended = [f"the call ended with {seen.failed}"] if seen.failed else []
+        return [f"{title}: {problem}" for problem in ended or _of_values(control, seen, {})]
     defects, all_stated = stated.of(title, ("defect",)), stated.of(title, ("defect", "kept"))
     found = list(_of_values(control, seen, defects))
     for schedule, name in seen.ended.items():

@@ -30,25 +30,31 @@ LENIENT = Options(happens_before=True, lenient_tensor=True, lockstep=True, findi
 STRICT = Options(happens_before=True, findings=MOST_FINDINGS)
 
 
-def run(control: Control, seed: int) -> Seen:
+def run(control: Control, seed: int, machine_code: bool = False) -> Seen:
     """Run a control on inputs from `seed`, and return everything that can be seen of it.
+
+    machine_code: run what ptxas made of the kernels, once, and without the race check.
 
     To be called in a process of its own: packages keep what they compiled.
     """
     seen, started = Seen(), time.perf_counter()
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as directory:
-        _call(control, Path(directory), seen)
-        if not seen.refused:
+        _call(control, Path(directory), seen, machine_code)
+        if not seen.refused and not machine_code:
             for launches in sorted(Path(directory).glob("*.npz")):
                 _again(control, launches, seen)
     seen.seconds = time.perf_counter() - started
     return seen
 
 
-def _call(control: Control, directory: Path, seen: Seen) -> None:
+def _call(control: Control, directory: Path, seen: Seen, machine_code: bool) -> None:
     with emulated(
-        control.arch, _options(control), adopt_compiles=True, record_to=directory, processors=control.processors
+        control.arch,
+        _options(control, machine_code=machine_code),
+        adopt_compiles=True,
+        record_to=None if machine_code else directory,
+        processors=control.processors,
     ) as gpu:
         try:
             seen.values = control.call()

@@ -3,10 +3,10 @@
 
 namespace {
 
-constexpr u32 kResponseBytes = 16, kTaken = 2;
+constexpr u32 kResponseBytes = 16;
 
-// PTX keeps the response opaque. Kernels that read its words find the first CTA's x and y in the first two, and in the
-// lowest bit of the third whether a cluster was cancelled.
+// PTX keeps the response opaque. Machine code that decodes it finds the first CTA's x in the first word, y and z in the
+// halves of the second, and in the lowest bit of the third whether a cluster was cancelled.
 struct Cancel : AsyncOp {
   std::vector<Cta*> targets;
   u32 offset = 0, barrier_offset = 0;
@@ -19,7 +19,7 @@ struct Cancel : AsyncOp {
       u32 across = launch.grid[0] / launch.cluster[0];
       response[0] = u32(taken % across) * launch.cluster[0];
       response[1] = u32(taken / across) * launch.cluster[1];
-      response[kTaken] = 1;
+      response[2] = 1;
     }
     for (Cta* cta : targets) {
       std::memcpy(shared_at(cluster, *cta, offset, kResponseBytes, 16, "try_cancel"), response, kResponseBytes);
@@ -44,11 +44,13 @@ bool Machine::take_cluster(Cluster& cluster, u64& taken) const {
 
 // clusterlaunchcontrol.query_cancel: whether there is a cluster to take over, or one coordinate of its first CTA.
 Step op_query_cancel(Context& c) {
-  const u32* response = c.warp.read(c.in.a) + 32 * c.in.extra;
+  const u32* response = c.warp.read(c.in.a);
   u32* to = c.warp.write(c.in.d);
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
-    to[lane] = c.in.extra == kTaken ? (response[lane] & 1 ? ~0u : 0) : response[lane];
+    u32 x = response[lane], yz = response[lane + 32], taken = response[lane + 64] & 1 ? ~0u : 0;
+    u32 said[] = {x, yz & 0xffff, yz >> 16, taken};
+    to[lane] = said[c.in.extra];
   }
   return Step::Next;
 }

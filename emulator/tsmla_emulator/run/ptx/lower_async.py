@@ -20,9 +20,9 @@ COPIES = {
 """Shape and copies of a tcgen05.cp -> their number."""
 RESPONSES = {
     "query_cancel.get_first_ctaid::x.b32.b128": 0, "query_cancel.get_first_ctaid::y.b32.b128": 1,
-    "query_cancel.is_canceled.pred.b128": 2, "query_cancel.get_first_ctaid::z.b32.b128": 3,
+    "query_cancel.get_first_ctaid::z.b32.b128": 2, "query_cancel.is_canceled.pred.b128": 3,
 }  # fmt: skip
-"""Queries of a cluster launch control response -> the word of it that tells."""
+"""Queries of a cluster launch control response -> their number."""
 SHAPES = {"32x32b": 0, "16x64b": 1, "16x128b": 2, "16x256b": 3}
 _REGISTERS_PER_REPEAT = {0: 1, 1: 1, 2: 2, 3: 4}
 

@@ -281,26 +281,41 @@ class Const(Field):
 
 @dataclasses.dataclass(frozen=True)
 class Addr(Field):
-    """An address in square brackets. A base register RZ is not printed where there is a uniform register."""
+    """An address in square brackets. A base register RZ is not printed where there is a uniform register.
+
+    scale: bytes that the offset counts.
+    above: how far the uniform register lies above the one that the field says.
+    """
 
     base: Reg | None = None
     uniform: Reg | None = None
     first: int = 0
     width: int = 0
+    scale: int = 1
+    above: int = 0
 
     @property
     def mask(self) -> int:
         return bits(self.first, self.width) | sum(field.mask for field in (self.base, self.uniform) if field)
 
+    @property
+    def own(self) -> int:
+        return 0 if self.uniform and self.uniform.again else self.mask
+
     def read(self, word: int) -> Address:
         base = self.base.read(word) if self.base else None
-        offset = signed(word >> self.first & bits(0, self.width), self.width) if self.width else 0
+        offset = self.scale * signed(word >> self.first & bits(0, self.width), self.width) if self.width else 0
         if base is not None and base.number == ZERO and not base.suffixes:
             if self.uniform:
                 base = None
             elif offset:
                 raise MachineCodeError(f"an address without a register, {offset:#x}")
-        return Address(base, self.uniform.read(word) if self.uniform else None, offset)
+        uniform = self.uniform.read(word) if self.uniform else None
+        if uniform and self.above:
+            if uniform.number + self.above >= ZERO:
+                raise MachineCodeError(f"an address behind UR{uniform.number}")
+            uniform = dataclasses.replace(uniform, number=uniform.number + self.above)
+        return Address(base, uniform, offset)
 
 
 @dataclasses.dataclass(frozen=True)

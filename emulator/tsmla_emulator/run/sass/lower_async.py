@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..ptx.encoding import SPACES
-from ..ptx.lower_async import ELEMENTS, PAIR, WGMMA_DEPTHS
+from ..ptx.lower_async import ELEMENTS, GATHER4, MULTICAST, PAIR, WGMMA_DEPTHS
 from ..ptx.simple_ops import number_of
 from .code import ALL_LANES, ONE_LANE, Code
 from .lane_steps import number, only
@@ -124,16 +124,17 @@ def uniform(code: Code, operand: object, behind: int = 0) -> int:
 def _load_tensor(code: Code, instruction: Instruction) -> None:
     """[UR] has the place in shared memory, the barrier and the coordinates; the other [UR] the tensor map's address."""
     rank, *rest = instruction.modifiers
-    if rest not in ([], ["2CTA"]) or not re.fullmatch("[1-5]D", rank) or len(instruction.operands) != 3:
+    if set(rest) - {"2CTA", "GATHER4"} or not re.fullmatch("[1-5]D", rank) or len(instruction.operands) != 3:
         raise code.refuse()
     block, tensor_map, _ = instruction.operands
-    count = int(rank[0])
+    gathers = "GATHER4" in rest
+    count = 5 if gathers else int(rank[0])
     coordinates = tuple(uniform(code, block, 2 + i) for i in range(count))
     nothing = code.constant(0)
     code.emit(
         "bulk_load_tensor", lanes=ONE_LANE, a=uniform(code, block), b=uniform(code, tensor_map),
-        c=uniform(code, block, 1), items=(*coordinates, nothing, nothing), extra=count,
-        flags=SPACES["shared::cluster"] | (PAIR if rest else 0),
+        c=uniform(code, block, 1), items=(*coordinates, nothing, nothing), extra=int(rank[0]),
+        flags=SPACES["shared::cluster"] | (PAIR if "2CTA" in rest else 0) | (GATHER4 if gathers else 0),
     )  # fmt: skip
 
 
@@ -158,6 +159,16 @@ def _copy_bytes(code: Code, instruction: Instruction) -> None:
     code.emit(
         "bulk_copy", lanes=ONE_LANE, a=uniform(code, to), b=uniform(code, source), c=code.scratch(),
         e=uniform(code, to, 1), items=3 * (code.constant(0),), flags=SPACES["shared::cluster"] | SPACES[origin] << 4,
+    )  # fmt: skip
+
+
+def _next_cluster(code: Code, instruction: Instruction) -> None:
+    """The response's place in shared memory, and the barrier."""
+    to_all = "BROADCAST" in only(code, instruction, "BROADCAST", "SELFCAST")
+    response, barrier = instruction.operands
+    code.emit(
+        "cancel_cluster", lanes=ONE_LANE, a=uniform(code, response), b=uniform(code, barrier),
+        items=(code.constant(0),), flags=SPACES["shared"] | (MULTICAST if to_all else 0),
     )  # fmt: skip
 
 
@@ -254,7 +265,7 @@ ASYNC = {
     "BAR": _bar, "MEMBAR": _membar, "FENCE": _fence, "SYNCS": _syncs, "ARRIVES": _copies_arrive,
     "UCGABAR_ARV": _plain("cluster_arrive", flags=1), "UCGABAR_WAIT": _plain("cluster_wait"),
     "ACQBULK": _plain("grid_wait"), "PREEXIT": _plain("grid_launch"),
-    "UTMACCTL": _nothing, "UTMALDG": _load_tensor, "UTMASTG": _store_tensor,
+    "UTMACCTL": _nothing, "UTMALDG": _load_tensor, "UTMASTG": _store_tensor, "UGETNEXTWORKID": _next_cluster,
     "UTMACMDFLUSH": _flush, "STAS": _store_async, "UBLKCP": _copy_bytes,
     "WARPGROUP": _warpgroup, "HGMMA": _wgmma, "QGMMA": _wgmma, "USETMAXREG": _registers,
 }  # fmt: skip

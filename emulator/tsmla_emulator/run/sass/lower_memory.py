@@ -11,11 +11,13 @@ from .model import ZERO, Address, Constant, Descriptor, Instruction, Integer, Op
 
 PARAM_SLOT = 4
 _SIZES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+_HINTS = ("CONSTANT", "EF", "EL", "EU", "LU", "NA", "EFL2", "ENL2", "LTC64B", "LTC128B", "LTC256B")
+"""What caches are told."""
 _ATOMICS = {"AND": 3, "OR": 4, "XOR": 5}
 
 
 def _size(modifiers: set[str]) -> int:
-    found = [size for name, size in _SIZES.items() if name in modifiers]
+    found = [size for name, size in _SIZES.items() if name in modifiers or name == "128" and "256" in modifiers]
     return found[0] if found else 4
 
 
@@ -78,10 +80,10 @@ def global_address(code: Code, operand: Operand) -> tuple[int, int]:
 
 
 def _move(code: Code, instruction: Instruction, load: bool, space: str) -> None:
-    known = ("E", *_SIZES) if space == "global" else tuple(_SIZES)
+    known = ("E", "256", *_HINTS, *_SIZES) if space == "global" else tuple(_SIZES)
     modifiers = only(code, instruction, *known)
     width = _size(modifiers)
-    value, place = instruction.operands if load else instruction.operands[::-1]
+    *values, place = instruction.operands if load else instruction.operands[::-1]
     if space == "global":
         base, offset = global_address(code, place)
         flags = SPACES[space] | WIDE_ADDRESS
@@ -89,7 +91,9 @@ def _move(code: Code, instruction: Instruction, load: bool, space: str) -> None:
         base, offset = shared_address(code, place)
         flags = SPACES[space]
     flags |= SIGNED if modifiers & {"S8", "S16"} else 0
-    items = code.registers(value, max(1, width // 4), results=load)
+    items: tuple[int, ...] = ()
+    for value in values[::-1]:  # of two, the one that is printed next to the place is the lower half
+        items += code.registers(value, max(1, width // 4), results=load)
     element = min(width, 4)
     code.emit("load" if load else "store", a=base, imm=offset, flags=flags, width=element, items=items, extra=4)
 

@@ -35,7 +35,7 @@ def _bare(register: Register) -> Register:
 
 
 def _i2f(code: Code, instruction: Instruction) -> None:
-    modifiers = only(code, instruction, "U32", "U16", "RP", "RZ")
+    modifiers = only(code, instruction, "F32", "S32", "U32", "U16", "RP", "RZ")
     result, source = instruction.operands
     if "U16" in modifiers:
         code.emit(
@@ -113,5 +113,6 @@ def _hmnmx2(code: Code, instruction: Instruction) -> None:
 
 
 NUMBERS = {
-    "F2FP": _f2fp, "I2F": _i2f, "F2I": _f2i, "HADD2": _hadd2, "HFMA2": _hfma2, "HMNMX2": _hmnmx2, "VHMNMX": _hmnmx2,
+    "F2FP": _f2fp, "I2F": _i2f, "I2FP": _i2f, "F2I": _f2i, "HADD2": _hadd2, "HFMA2": _hfma2, "HMNMX2": _hmnmx2,
+    "VHMNMX": _hmnmx2,
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..ptx.encoding import SPACES
-from ..ptx.lower_async import MULTICAST
+from ..ptx.lower_async import COPIES, FILLS, MULTICAST
 from .code import NONE, ONE_LANE, Code
 from .lane_steps import only
 from .lower_async import uniform
@@ -26,9 +26,11 @@ def _described(code: Code, operand: Operand, kind: str) -> Register:
 
 
 def _multiply(code: Code, instruction: Instruction) -> None:
-    """Factors, where the sum lies, which rows of it are left alone, what is multiplied, and whether the sum counts."""
+    """Factors, where the sum lies, which rows of it are left alone, what is multiplied, maybe registers that disable
+    lanes, and whether the sum counts."""
     modifiers = only(code, instruction, "2CTA", "WS")
-    a, b, sums, left_alone, kinds, added = instruction.operands
+    a, b, sums, left_alone, kinds, *disabled, added = instruction.operands
+    ctas = 2 if "2CTA" in modifiers else 1
     in_memory = isinstance(a, Descriptor) and a.kind == "tmem"
     if isinstance(sums, Descriptor) and sums.offset or in_memory and isinstance(a, Descriptor) and a.offset:
         raise code.refuse()
@@ -36,12 +38,33 @@ def _multiply(code: Code, instruction: Instruction) -> None:
     items = (
         code.source(_described(code, kinds, "idesc")), code.plain_predicate(added), code.constant(0),
         code.source(_described(code, left_alone, "tmem")),
+        *(uniform(code, first, i) for first in disabled for i in range(4 * ctas)),
     )  # fmt: skip
     flags = _KINDS[instruction.opcode] | (_A_IN_TENSOR_MEMORY if in_memory else 0)
     code.emit(
         "tmem_mma", lanes=ONE_LANE, a=code.source(_described(code, sums, "tmem")), b=left,
-        c=code.source(_described(code, b, "gdesc"), 2), items=items, width=1, extra=2 if "2CTA" in modifiers else 1,
+        c=code.source(_described(code, b, "gdesc"), 2), items=items, width=len(items) - 3, extra=ctas,
         flags=flags | (_WEIGHT_STATIONARY if "WS" in modifiers else 0),
+    )  # fmt: skip
+
+
+_COPIED = {
+    "": "128x256b", "128dp128bit": "128x128b", "4dp256bit": "4x256b",
+    "2x64dp128bit_lw02_lw13": "64x128b.warpx2::02_13", "2x64dp128bit_lw01_lw23": "64x128b.warpx2::01_23",
+    "4x32dp128bit": "32x128b.warpx4",
+}  # fmt: skip
+"""Names of what is copied: nvdisasm's -> PTX's."""
+
+
+def _copy(code: Code, instruction: Instruction) -> None:
+    """From shared memory to tensor memory."""
+    shape = "".join(only(code, instruction, "T", "S", "2CTA", *_COPIED) - {"T", "S", "2CTA"})
+    to, source = instruction.operands
+    offset = to.offset if isinstance(to, Descriptor) else 0
+    code.emit(
+        "tmem_copy", lanes=ONE_LANE, a=code.source(_described(code, to, "tmem")), imm=offset,
+        b=code.source(_described(code, source, "gdesc"), 2), extra=2 if "2CTA" in instruction.modifiers else 1,
+        flags=COPIES[tuple(_COPIED[shape].split("."))] | FILLS,
     )  # fmt: skip
 
 
@@ -60,7 +83,7 @@ def _commit(code: Code, instruction: Instruction) -> None:
 def _move(code: Code, instruction: Instruction) -> None:
     """LDTM.STAT also gives the largest of what it loads, NaN aside, in the first register."""
     load = instruction.opcode == "LDTM"
-    found = re.fullmatch(r"(STAT\.)?x(\d+)(\.MAX\.F32)?", ".".join(instruction.modifiers))
+    found = re.fullmatch(r"(STAT\.)?x(\d+)(\.MAX\.F32)?", ".".join(instruction.modifiers) or "x1")
     if found is None or bool(found[1]) != bool(found[3]) or (found[1] and not load):
         raise code.refuse()
     *largest, values, place = instruction.operands if load else instruction.operands[::-1]
@@ -95,6 +118,6 @@ def _columns(code: Code, instruction: Instruction) -> None:
 
 
 TENSOR = {
-    "UTCHMMA": _multiply, "UTCQMMA": _multiply, "UTCBAR": _commit, "LDTM": _move, "STTM": _move,
+    "UTCHMMA": _multiply, "UTCQMMA": _multiply, "UTCCP": _copy, "UTCBAR": _commit, "LDTM": _move, "STTM": _move,
     "UTCATOMSWS": _columns, "UVIRTCOUNT": _nothing,
 }  # fmt: skip

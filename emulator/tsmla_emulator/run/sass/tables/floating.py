@@ -75,6 +75,10 @@ BOTH: list[Form] = [
         for code, source, bit91 in ((0x306, Reg(32), {}), (0xD06, ureg(32), BIT91))
         for sign, names in ((0, ("U8", "U16", "U32")), (1, ("S8", "S16", "")))
     ),
+    *(
+        form(0x245, f"I2FP.F32.{kind}", D, Reg(32), fixed={(74, 1): sign, (76, 1): 1, (85, 1): 1}, reuse=2)
+        for sign, kind in ((0, "U32"), (1, "S32"))
+    ),
     # special functions
     form(0x308, "MUFU", D, Reg(32, negated=63, absolute=62), parts=(Choice(74, 4, SPECIAL),)),
     form(0x908, "MUFU", D, Flt(32), parts=(Choice(74, 4, SPECIAL),)),
@@ -108,7 +112,7 @@ HOPPER: list[Form] = [
 ]  # fmt: skip
 
 BLACKWELL: list[Form] = [
-    *arithmetic(0x076, "FMNMX3", "rr", D, FA, FB, FC, P87, parts=(FTZ, NAN)),
+    *arithmetic(0x076, "FMNMX3", "rr nr", D, FA, FB, FC, P87, parts=(FTZ, NAN)),
     *arithmetic(0x049, "FFMA2", "rr ur", D, paired("a", 81), paired("b", 87, 2), paired("c", 84),
                 parts=(FTZ, ROUNDING)),
     *arithmetic(0x049, "FFMA2", "rn", D, paired("a", 81), paired("b", 87, 2), FC, parts=(FTZ, ROUNDING),

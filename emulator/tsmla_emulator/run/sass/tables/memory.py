@@ -12,6 +12,7 @@ WORDS = Choice(73, 3, {4: "", 5: "64", 6: "128"})
 MATRICES = (Choice(78, 1, ("M88", "MT88")), Choice(72, 2, ("", "2", "4")))
 ATOMIC = (Choice(87, 4, ("ADD", "MIN", "MAX", "INC", "DEC", "AND", "OR", "XOR", "EXCH")),)
 EVICTION = Choice(84, 3, ("EF", "", "EL", "LU", "EU", "NA"))
+SECOND_LEVEL = Choice(81, 1, ("EFL2", "ENL2"))
 PREFETCH = ("", "LTC64B", "LTC128B", "LTC256B")
 DIMENSIONS = Choice(79, 3, ("1D", "2D", "3D", "4D", "5D"))
 ARRIVAL = (flag(74, "RED"), Choice(84, 3, ("", "A1T0", "A0T1", "A0TR", "A0TX", "ART0")))
@@ -29,7 +30,8 @@ BOTH: list[Form] = [
     # global memory
     form(
         0x981, "LDG.E", D, Desc("desc", ureg(32), LOCAL), Pred(64, 67, silent=True, backwards=True),
-        parts=(EVICTION, Choice(68, 2, PREFETCH), SIZE), fixed={(72, 1): 1, (76, 1): 1, (81, 3): 7, (90, 2): 3},
+        parts=(EVICTION, Choice(68, 2, PREFETCH), SIZE, flag(79, "CONSTANT")),
+        fixed={(72, 1): 1, (76, 1): 1, (81, 3): 7, (90, 2): 3},
     ),
     form(
         0x986, "STG.E", Desc("desc", ureg(64), LOCAL), Reg(32), parts=(EVICTION, SIZE),
@@ -131,6 +133,20 @@ BLACKWELL: list[Form] = [
     form(0x7AC, "LDCU", UD, Const(37, 17, ureg(24)), parts=(SIZE,), fixed=BIT91, uniform=True),
     form(
         0x5B4, "UTMALDG", Addr(uniform=ureg(32)), Addr(uniform=ureg(24)), POLICY,
-        parts=(DIMENSIONS, flag(85, "2CTA")), fixed={(76, 1): 1, **BIT91}, uniform=True,
+        parts=(DIMENSIONS, flag(84, "GATHER4"), flag(85, "2CTA")), fixed={(76, 1): 1, **BIT91}, uniform=True,
+    ),
+    form(
+        0x3CA, "UGETNEXTWORKID", Addr(uniform=ureg(24)), Addr(uniform=ureg(24, again=True), above=1),
+        parts=(Choice(72, 1, ("SELFCAST", "BROADCAST")),), fixed=BIT91, uniform=True,
+    ),
+    # 32 bytes a thread, in two pieces of four registers
+    form(
+        0x97E, "LDG.E", Reg(64), D, Desc("desc", ureg(32), Addr(WIDE, None, 40, 17, scale=32)),
+        parts=(EVICTION, SECOND_LEVEL, Choice(73, 2, PREFETCH), "256", flag(79, "CONSTANT")),
+        fixed={(57, 7): 127, (72, 1): 1, (75, 2): 3, **BIT91},
+    ),
+    form(
+        0x97F, "STG.E", Desc("desc", ureg(64), Addr(WIDE, None, 40, 19, scale=32)), Reg(32), D,
+        parts=(EVICTION, SECOND_LEVEL, "256"), fixed={(59, 5): 31, (75, 2): 3, (88, 4): 15},
     ),
 ]  # fmt: skip

@@ -36,6 +36,11 @@ HOPPER: list[Form] = [
 ]  # fmt: skip
 
 PAIR = flag(85, "2CTA")
+COPIED = (
+    {0: "", 2: "4dp256bit", 3: "128dp128bit"},
+    {0: "2x64dp128bit_lw02_lw13", 1: "2x64dp128bit_lw01_lw23", 2: "4x32dp128bit"},
+)
+"""What UTCCP copies once and what it copies several times."""
 REPEATS = {1: "x2", 2: "x4", 3: "x8", 4: "x16", 5: "x32", 6: "x64", 7: "x128"}
 SHAPE = Choice(83, 3, {0: "", **REPEATS})
 TENSOR_OFFSET = ((40, 24), (72, 8))
@@ -49,10 +54,10 @@ STATISTICS = (
 
 def products(code: int, left: Desc, kind: int, name: str) -> Form:
     """Return a product into tensor memory. `kind` tells 16 from 8 bits; the product's descriptor stands in the register
-    behind the second one of tensor memory."""
+    behind the second one of tensor memory. Bits 48 to 55: the first of the registers that disable lanes."""
     return form(
         code, name, left, Desc("gdesc", ureg(32)), Desc("tmem", ureg(64)), Desc("tmem", ureg(40)),
-        Desc("idesc", ureg(40, again=True), above=1), ureg(48, absent=True), UP87, parts=(PAIR, flag(83, "WS")),
+        Desc("idesc", ureg(40, again=True), above=1), ureg(48, silent=True), UP87, parts=(PAIR, flag(83, "WS")),
         fixed={(72, 2): kind, **BIT91}, uniform=True,
     )  # fmt: skip
 
@@ -69,6 +74,11 @@ BLACKWELL: list[Form] = [
     form(0x5E3, "UTCATOMSWS", UP81, UD, ureg(32), parts=(PAIR, "FIND_AND_SET", flag(75, "ALIGN")), fixed=BIT91,
          uniform=True),
     form(0x9E3, "UTCATOMSWS", UD, ureg(32), parts=(PAIR, Choice(87, 1, ("AND", "OR"))), fixed=BIT91, uniform=True),
+    *(
+        form(0x9E7, "UTCCP.T.S", Desc("tmem", ureg(24), offset=((40, 24),)), Desc("gdesc", ureg(32)),
+             parts=(PAIR, Choice(83, 2, shapes)), fixed={(88, 1): copies, **BIT91}, uniform=True)
+        for copies, shapes in enumerate(COPIED)
+    ),
     # between tensor memory and registers
     form(0x9EE, "LDTM", D, Desc("tmem", ureg(32), offset=TENSOR_OFFSET), parts=(SHAPE,), fixed=LANES32, uniform=True),
     form(0x9ED, "STTM", Desc("tmem", ureg(64), offset=TENSOR_OFFSET), Reg(32), parts=(SHAPE,), fixed=LANES32,
