@@ -184,6 +184,28 @@ def test_cp_async_arrives_when_asked(mode):
     np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize(
+    ("wait", "there"),
+    [
+        ("cp.async.commit_group; cp.async.wait_group 0;", True),
+        ("cp.async.wait_all;", True),
+        ("cp.async.wait_group 0;", False),
+        ("cp.async.commit_group; cp.async.wait_group 1;", False),
+        ("cp.async.commit_group; cp.async.commit_group; cp.async.wait_group 1;", True),
+    ],
+)
+def test_a_wait_is_for_groups_that_were_committed(wait, there):
+    """But `wait_all` is for all."""
+    source = np.arange(4, dtype=np.uint32)
+    copy = "mov.b32 %r1, smem; cp.async.cg.shared.global [%r1], [%d100], 16;"
+    body = f"{copy} {wait} ld.shared.b32 %r2, [smem+4]; cp.async.wait_all;"
+    given = {"shared": 512, "threads": 1, "async_mode": "late"}
+    if there:
+        run(body, source, happens_before=True, **given)
+    else:
+        fails(body, "poison", "reads shared memory that nobody wrote", source, **given)
+
+
 @pytest.mark.parametrize("mode", ["late", "random"])
 def test_a_cta_must_not_end_before_work_on_its_memory(mode):
     source = np.arange(128, dtype=np.uint32)

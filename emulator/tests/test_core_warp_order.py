@@ -69,6 +69,24 @@ def test_all_read_what_one_lane_wrote():
     needs_sync(f"{ELECT} @%p2 st.shared.b32 [smem], 1; SYNC ld.shared.b32 %r4, [smem];", threads=32)
 
 
+COPY = SLOT + "cp.async.ca.shared.global [%r3], [%d100], 4; cp.async.commit_group; cp.async.wait_group 0;"
+
+
+def test_what_another_lane_copied_and_waited_for():
+    clean(COPY + "ld.shared.b32 %r4, [%r3];", threads=32)
+    needs_sync(f"{COPY} {NEIGHBOUR} SYNC ld.shared.b32 %r4, [%r6];", "not ordered", threads=32)
+    needs_sync(f"{COPY} SYNC {ELECT} @%p2 ld.shared.b32 %r4, [smem+64];", "not ordered", threads=32)
+    clean(f"{COPY} {ELECT} @%p2 ld.shared.b32 %r4, [%r3];", threads=32)
+
+
+def test_a_lane_hands_on_what_all_copied():
+    arrive = f"{ELECT} @%p2 mbarrier.arrive.shared.b64 %d1, [smem+512];"
+    body = f"{INIT} setp.ge.u32 %p1, %r1000, 32; @%p1 bra READ; {COPY} SYNC {arrive} bra OVER;"
+    needs_sync(f"{body} READ: {WAIT} ld.shared.b32 %r4, [smem+64]; OVER:", "not ordered", threads=64)
+    all_arrive = body.replace("[smem+512], 1;", "[smem+512], 32;").replace(arrive, arrive.replace("@%p2", ""))
+    clean(f"{all_arrive.replace('SYNC', '')} READ: {WAIT} ld.shared.b32 %r4, [smem+64]; OVER:", threads=64)
+
+
 PLACES = (
     SLOT
     + """

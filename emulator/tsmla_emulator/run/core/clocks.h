@@ -15,8 +15,9 @@
 //     tcgen05.wait (9.7.16.6.2.3), synchronous ones at once (9.7.16.6.1); all `ordered` ones with
 //     tcgen05.fence::after_thread_sync (9.7.16.6.3).
 // A lane that acts alone is an actor of its own until its warp synchronises (bar.warp.sync, named and cluster barriers;
-// shuffles, votes and elect order no memory): it starts from what the warp knows, but of what the other lanes did it
-// knows only up to the last synchronisation. Several lanes that are not all are taken for all.
+// shuffles, votes and elect order no memory): it starts from what the warp knows, but of what the other lanes did, or
+// copied by cp.async and waited for, it knows only up to the last synchronisation. Several lanes that are not all are
+// taken for all.
 //
 // A load ends at tcgen05.wait::ld and not where its values are used (9.7.16.6.4.5). Products follow each other
 // (9.7.16.6.2); the document says so for equal accumulators and shapes, and kernels take it for all of a CTA.
@@ -105,10 +106,17 @@ struct Access {
   }
 };
 
-// The lanes of a warp that have acted alone since its last synchronisation, and when that was in the warp's own time.
+// A cp.async of some lanes, over for each of them, and the time up to which all lanes knew its component.
+struct LanesCopy {
+  u32 component, time, lanes, known;
+};
+
+// The lanes of a warp that have acted alone since its last synchronisation, when that was in the warp's own time, and
+// copies waited for since.
 struct LanesApart {
   u32 synced = 0, apart = 0;
   u32 actors[32] = {};
+  std::vector<LanesCopy> copies;
 };
 
 struct Sync {

@@ -8,7 +8,7 @@ struct CopyAsync : AsyncOp {
   struct Piece {
     Cta* cta;
     u64 from;
-    u32 offset, bytes, given;
+    u32 offset, bytes, given, lane;
   };
   std::vector<Piece> pieces;
   void run(Cluster& cluster) override {
@@ -21,7 +21,7 @@ struct CopyAsync : AsyncOp {
       }
       shared_written(*p.cta, p.offset, p.bytes);
       if (cluster.events)
-        cluster.events->shared(actor, pc, Proxy::Generic, Kind::Write, p.cta->rank, p.offset, p.bytes);
+        cluster.events->shared(actor, pc, Proxy::Generic, Kind::Write, p.cta->rank, p.offset, p.bytes, {u8(p.lane)});
     }
     issuer->copies_done++;
   }
@@ -48,14 +48,14 @@ Step start_copies(Context& c) {
   w.copies_issued++;
   if (c.cluster.events) {
     op->actor = c.cluster.events->fork(c.actor(), op->pc, 0);
-    w.copy_actors.emplace_back(w.copies_issued, op->actor);
+    w.copy_actors.push_back({w.copies_issued, op->actor, c.mask});
   }
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
     u64 to = c.address(lane);
     u64 from = c.value64(c.in.b, lane) + s64(s32(w.read(c.in.e)[lane]));
     u32 given = c.in.c == kNone ? c.in.extra : std::min<u32>(c.in.extra, w.read(c.in.c)[lane]);
-    op->pieces.push_back({&window(c, kShared, to), from, u32(to) & kOffsetMask, c.in.extra, given});
+    op->pieces.push_back({&window(c, kShared, to), from, u32(to) & kOffsetMask, c.in.extra, given, lane});
   }
   if (w.trace) w.trace->note(Note::kCopy, 0, u32(op->pieces.size()) * c.in.extra);
   submit(c.cluster, &w.copies, std::move(op));
@@ -68,7 +68,7 @@ Step arrive_after_copies(Context& c) {
   op->pc = c.group.pc, op->issuer = &c.warp;
   if (c.cluster.events) {
     op->actor = c.cluster.events->fork(c.actor(), op->pc, 0);
-    for (auto& [number, actor] : c.warp.copy_actors) op->copies.push_back(actor);
+    for (auto& copy : c.warp.copy_actors) op->copies.push_back(copy.actor);
   }
   for (u32 rest = c.mask; rest; rest &= rest - 1) op->barriers.push_back(u32(c.address(u32(__builtin_ctz(rest)))));
   for (u32 barrier : op->barriers)
@@ -83,24 +83,24 @@ Step op_cp_async(Context& c) {
   Warp& w = c.warp;
   if (c.in.op == OP_CP_ASYNC) return start_copies(c);
   if (c.in.op == OP_CP_ASYNC_ARRIVE) return arrive_after_copies(c);
-  if (c.in.op == OP_CP_ASYNC_COMMIT) {
+  u64 committed = w.copy_groups.empty() ? 0 : w.copy_groups.back();
+  if (c.in.op == OP_CP_ASYNC_COMMIT || (c.in.extra && committed != w.copies_issued))  // a wait for all commits, too
     w.copy_groups.push_back(w.copies_issued);
-    return Step::Next;
-  }
+  if (c.in.op == OP_CP_ASYNC_COMMIT) return Step::Next;
   if (!copies_satisfied(w, u32(c.in.imm))) return c.block(Wait::CpAsync, nullptr, u32(c.in.imm), 0);
-  u64 reached = w.copies_done;
+  u64 reached = 0;
   while (w.copy_groups.size() > u64(c.in.imm)) {
     reached = w.copy_groups.front();
     w.copy_groups.pop_front();
   }
-  while (c.cluster.events && !w.copy_actors.empty() && w.copy_actors.front().first <= reached) {
-    c.cluster.events->join(c.actor(), w.copy_actors.front().second);
+  while (c.cluster.events && !w.copy_actors.empty() && w.copy_actors.front().number <= reached) {
+    const Warp::LanesCopy& copy = w.copy_actors.front();
+    c.cluster.events->join_copies(c.actor(), copy.actor, copy.lanes);
     w.copy_actors.pop_front();
   }
   return Step::Next;
 }
 
 bool copies_satisfied(const Warp& w, u32 allowed) {
-  if (allowed == 0) return w.copies_done == w.copies_issued;
   return w.copy_groups.size() <= allowed || w.copies_done >= w.copy_groups[w.copy_groups.size() - 1 - allowed];
 }

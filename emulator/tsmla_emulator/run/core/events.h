@@ -104,6 +104,8 @@ class Events {
   virtual u32 commit(u32 warp, u32 pc, u32 product, u32 copy, u32 before) = 0;
   // The warp has waited for the operation and knows all that it did.
   virtual void join(u32 warp, u32 operation) = 0;
+  // The same of a cp.async of these lanes: each knows of its own, and of the others' after the next synchronisation.
+  virtual void join_copies(u32 warp, u32 operation, u32 lanes) = 0;
   // Generic accesses that the warp knows, of shared memory, of global memory or of both, become visible to the async
   // proxy.
   virtual void proxy_fence(u32 warp, bool shared, bool global) = 0;

@@ -67,10 +67,10 @@ class HappensBefore : public Events {
     }
     const Actor& warp = actors_[id];
     Actor& actor = actors_[made];
-    actor.clock.join(at_last_sync(warp, warp.clock));
-    Clock::raise(actor.clock.visible, at_last_sync(warp, warp.clock).visible);
-    actor.at_fence.join(at_last_sync(warp, warp.at_fence));
-    actor.relaxed.join(at_last_sync(warp, warp.relaxed));
+    actor.clock.join(at_last_sync(warp, lane, warp.clock));
+    Clock::raise(actor.clock.visible, at_last_sync(warp, lane, warp.clock).visible);
+    actor.at_fence.join(at_last_sync(warp, lane, warp.at_fence));
+    actor.relaxed.join(at_last_sync(warp, lane, warp.relaxed));
     return made;
   }
 
@@ -84,6 +84,7 @@ class HappensBefore : public Events {
       lane.clock.known[lane.component]++;
     });
     lanes.apart = 0;
+    lanes.copies.clear();
     lanes.synced = warp.clock.known[warp.component]++;
   }
 
@@ -235,8 +236,10 @@ class HappensBefore : public Events {
     });
     const Actor& actor = actors_[id];
     if (relaxed || actor.lane != Actor::whole) return;
-    u32& synced = lanes_[actor.warp].synced;  // all lanes have heard of what each had released
-    synced = std::max(synced, Clock::at(published.known, actor.component));
+    LanesApart& lanes = lanes_[actor.warp];  // all lanes have heard of what each had released
+    lanes.synced = std::max(lanes.synced, Clock::at(published.known, actor.component));
+    auto heard = [&](const LanesCopy& copy) { return Clock::at(published.known, copy.component) >= copy.time; };
+    lanes.copies.erase(std::remove_if(lanes.copies.begin(), lanes.copies.end(), heard), lanes.copies.end());
   }
 
   void fence(u32 id) override {
@@ -288,12 +291,17 @@ class HappensBefore : public Events {
   void join(u32 id, u32 operation) override {
     if (!operation) return;
     const Actor& done = actors_[operation];
-    each_lane(actors_[id], [&](Actor& actor) {
-      Clock& clock = actor.clock;
-      clock.join(done.clock);
-      Clock::raise(clock.visible, done.clock.visible);
-      Clock::raise(clock.known, done.component, done.time);
-      Clock::raise(clock.visible, done.component, done.time);
+    each_lane(actors_[id], [&](Actor& actor) { know(actor, done); });
+  }
+
+  void join_copies(u32 id, u32 operation, u32 lanes) override {
+    Actor& warp = actors_[id];
+    if (!operation || lockstep_ || warp.lane != Actor::whole) return join(id, operation);
+    const Actor& done = actors_[operation];
+    LanesApart& apart = lanes_[warp.warp];
+    apart.copies.push_back({done.component, done.time, lanes, Clock::at(warp.clock.known, done.component)});
+    each_lane(warp, [&](Actor& actor) {
+      if (actor.lane == Actor::whole || lanes == 1u << actor.lane) know(actor, done);
     });
   }
 
@@ -306,6 +314,14 @@ class HappensBefore : public Events {
   }
 
  private:
+  static void know(Actor& actor, const Actor& done) {
+    Clock& clock = actor.clock;
+    clock.join(done.clock);
+    Clock::raise(clock.visible, done.clock.visible);
+    Clock::raise(clock.known, done.component, done.time);
+    Clock::raise(clock.visible, done.component, done.time);
+  }
+
   // The actor itself, and if it is a warp, the lanes of it that are apart.
   template <class Visit>
   void each_lane(Actor& actor, Visit visit) {
@@ -315,10 +331,17 @@ class HappensBefore : public Events {
     for (u32 rest = lanes.apart; rest; rest &= rest - 1) visit(actors_[lanes.actors[__builtin_ctz(rest)]]);
   }
 
-  // A clock of a warp with what its lanes did up to the last synchronisation only.
-  Clock at_last_sync(const Actor& warp, Clock clock) const {
-    for (std::vector<u32>* v : {&clock.known, &clock.fenced, &clock.fenced_global, &clock.ordered, &clock.visible})
-      if (v->size() > warp.component) (*v)[warp.component] = std::min((*v)[warp.component], lanes_[warp.warp].synced);
+  // A clock of a warp with what its other lanes did up to the last synchronisation only.
+  Clock at_last_sync(const Actor& warp, u32 lane, Clock clock) const {
+    const LanesApart& lanes = lanes_[warp.warp];
+    for (std::vector<u32>* v : {&clock.known, &clock.fenced, &clock.fenced_global, &clock.ordered, &clock.visible}) {
+      auto limit = [&](u32 component, u32 time) {
+        if (v->size() > component) (*v)[component] = std::min((*v)[component], time);
+      };
+      limit(warp.component, lanes.synced);
+      for (const LanesCopy& copy : lanes.copies)
+        if (copy.lanes != 1u << lane) limit(copy.component, copy.known);
+    }
     return clock;
   }
 
@@ -346,6 +369,10 @@ class HappensBefore : public Events {
         return actor.lane != Actor::whole || before.time <= lanes_[actor.warp].synced;
     }
     if (before.component == actor.component) return true;
+    if (before.operation && before.generic && before.warp == now.warp && !now.operation)
+      for (const LanesCopy& copy : lanes_[actor.warp].copies)
+        if (copy.component == before.component && copy.time >= before.time)
+          return before.same_lanes(now, before.bytes & now.bytes);
     if (!is_tensor(where) || lenient_)
       return Clock::at(clock.known, before.component) >= before.time ||
              (is_tensor(where) && Clock::at(clock.ordered, before.component) >= before.time);

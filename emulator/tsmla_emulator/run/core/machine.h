@@ -268,7 +268,11 @@ struct Warp {
   Stream copies;  // cp.async and their mbarrier arrivals, in order
   u64 copies_issued = 0, copies_done = 0;
   std::deque<u64> copy_groups;                  // number of the last copy of each committed group
-  std::deque<std::pair<u64, u32>> copy_actors;  // (number, happens-before actor) nobody waited for yet
+  struct LanesCopy {
+    u64 number;
+    u32 actor, lanes;  // who it is to happens-before, and for which lanes
+  };
+  std::deque<LanesCopy> copy_actors;  // nobody waited for them yet
   Stream tmem_stores;
   std::vector<u32> tmem_store_actors;
   std::vector<Shared<Accumulator>> accumulators;  // wgmma results that have not landed

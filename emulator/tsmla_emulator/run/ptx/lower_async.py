@@ -80,7 +80,7 @@ def _copy(encoder: Encoder) -> Encoded:
         return encoder.build("cp_async_commit")
     if encoder.parts[2] in ("wait_group", "wait_all"):
         allowed = encoder.number(encoder.operands[0]) if encoder.operands else 0
-        return encoder.build("cp_async_wait", imm=allowed)
+        return encoder.build("cp_async_wait", imm=allowed, extra=int(encoder.parts[2] == "wait_all"))
     if encoder.parts[2] == "mbarrier":
         base, offset, wide = encoder.address(encoder.operands[0])
         return encoder.build(
