@@ -176,8 +176,8 @@ def check(
     all_ways: call a prefill a second time, in pieces if its dims allow, and merging if it has an LSE; and call each
         kernel of a decode also with requests that differ in query tokens.
     at_bounds: also call a prefill with sinks, once with PREFILL_BOUNDS and once as in `all_ways`; a decode, in all of
-        these ways, with visible lengths and with DECODE_BOUNDS; other operators with all cases of `tsmla selftest` that
-        have few rows.
+        these ways, with visible lengths and with DECODE_BOUNDS, and with what calls need not have; other operators with
+        all cases of `tsmla selftest` that have few rows.
     """
     torch.manual_seed(seed)
     processors = emulated_sms(variant)
@@ -247,6 +247,7 @@ def make_calls(
                 hiding, heads = (HOPPER_TURNED_ROWS, 2) if turned else (rows, None)
                 for varies in ways:
                     judged.append(_decode(variant, hiding, DECODE_HIDING, varies, heads=heads, hides=True, sums=sums))
+                judged += [_decode(variant, rows, decode_lengths, varies, sums=sums, other=True) for varies in ways]
                 heads = 1
                 tokens = max(rows, DECODE_BOUNDS_ROWS if rows == rows_of_each[-1] else HOPPER_FEW_ROWS)
                 if rows == HOPPER_PAIR_ROWS:
@@ -363,6 +364,7 @@ def _decode(
     heads: int | None = None,
     hides: bool = False,
     sums: bool = False,
+    other: bool = False,
 ) -> tuple[str, str | None]:
     """Call a decode, and compare it with float64.
 
@@ -372,8 +374,10 @@ def _decode(
 
     hides: with visible lengths, random ones.
     sums: 8-bit numbers are summed as tensor cores do, if the kernel multiplies such.
+    other: what calls need not have: heads are the query's outermost dimension in memory, so that its rows follow each
+        other nowhere, pages have 64 keys, and heads have sinks, which the LSE counts.
     """
-    page = 64 if rows > DECODE_ROWS and not (varies or hides or heads) else 32
+    page = 64 if other or rows > DECODE_ROWS and not (varies or hides or heads) else 32
     heads = heads or rows // 2
     q_len = rows // heads
     q_lens = [q_len] * len(key_counts)
@@ -428,8 +432,14 @@ def _decode(
     if varies:
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
         more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
+    given_rows = given_query(variant, shaped)
+    sinks = torch.linspace(-1.0, 3.0, heads, device="cuda")
+    if other:
+        more |= {"sinks": sinks, "lse_includes_sink": variant.lse}
+        if not variant.row.apart:
+            given_rows = given_rows.movedim(-2, 0).contiguous().movedim(0, -2)
     result: Any = tsmla.tsmla_decode(
-        given_query(variant, shaped),
+        given_rows,
         given_cache(variant, cache),
         torch.empty(size, dtype=torch.int8, device="cuda"),
         LATENT_DIM,
@@ -452,9 +462,11 @@ def _decode(
         made = _products(variant.arch, given_query(variant, own), given) if narrow else None
         parts.append(_attention(own, of_one, of_one[..., :LATENT_DIM], scale, True, window, limit, made=made))
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    if other:
+        expected, expected_lse = _with_sinks(expected, expected_lse, sinks)
     step = rmse_of_rounding(weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype]), out.dtype)
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
-    how = f"{rows} rows, packed" if varies else f"{rows} rows"
+    how = f"{rows} rows" + ", packed" * varies + ", with sinks" * other
     return f"{how}: {measured}", error and f"{how}: {error}"
 
 

@@ -157,7 +157,7 @@ def recorded(
         done.touch()
     small, records = (sorted(made.glob("*.npz")) for made in (few, many))
     ptx = records[0].with_suffix(".ptx")
-    names, of_order = kernels(variant), 4 if isinstance(variant, DecodeVariant) else 2
+    names, of_order = kernels(variant), 6 if isinstance(variant, DecodeVariant) else 2
     parts = len(_rows(variant)) or len(names)
     found: dict[str, tuple[Path, list[Path], list[Path]]] = {}
     of_others: frozenset[str] = frozenset()
