@@ -57,6 +57,19 @@ def trace(*notes: tuple[int, ...], warp: int = 0) -> Trace:
     return Trace("k", 0, 0, 0, warp, np.zeros(0, np.uint32), np.array(rows, np.uint32).reshape(-1, 6))
 
 
+def test_one_command_compares_variants(monkeypatch, capsys):
+    def told(*given: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["machine_code", *given])
+        return machine_code.main(), capsys.readouterr().out
+
+    status, text = told("tsmla_key_mask_sm_90*")
+    assert status == 0 and "tsmla_key_mask_sm_90a: equal (" in text and "1 variants: 1 equal;" in text
+    assert told("nothing")[0] == 1
+    monkeypatch.setattr(machine_code, "order_differs", lambda one, other: ["warp 0: step 0"])
+    status, text = told("tsmla_key_mask_sm_90a")
+    assert status == 1 and "tsmla_key_mask_sm_90a: wrong (" in text and "call 0: warp 0: step 0" in text
+
+
 def test_the_order_of_synchronisation_is_compared():
     arrive, wait, of_the_system = (1, 0x408, 1), (2, 0x408, 0), (2, 0x1000058, 0)
     assert [*order_differs([trace(arrive, wait)], [trace(of_the_system, arrive, wait)])] == []

@@ -1,6 +1,10 @@
 """Runs a kernel's calls twice, from PTX and from machine code, and tells what differs in the memory that it wrote and
 in the order in which each warp synchronises, copies and multiplies.
 
+    python -m tsmla_emulator.prove.machine_code [PATTERN...] [--libraries DIRECTORY]
+
+does so with the variants of these names, all by default, and says of each what came of it.
+
 The order is that of the notes of a trace (core/trace.h): barriers, with counts, bytes and phases, copies, tcgen05's
 products and commits; Hopper's products are not among them.
 
@@ -11,21 +15,30 @@ difference shows.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import copy
 import dataclasses
+import fnmatch
 import itertools
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from unittest import mock
 
 from tsmla.identity.variant import Variant
+from tsmla.loading import manifest
 
 from ..run import emulate
-from ..run.host.compile import Compiled
-from ..run.machine import Options, Trace
+from ..run.host.compile import Compiled, CompileError, compile_for_emulation
+from ..run.host.memory import GuardError
+from ..run.machine import EmulationError, Options, Trace
 from ..run.ptx.model import Address, Entry, Instruction, Module, Operand, Pair, Register, Vector
+from ..run.sass.image import extracted
 from ..run.sass.kernel import RESERVED_SHARED
-from .check import Verdict, check
+from .check import Verdict, check, variants
 
 _SUMS = {"add.f32": "mul.f32", "sub.f32": "mul.f32", "add.f32x2": "mul.f32x2"}
 """A sum -> the product that ptxas makes one instruction of with it."""
@@ -54,6 +67,57 @@ class Comparison:
     differs: tuple[str, ...]
     only_contracted: bool
     order: tuple[str, ...]
+
+    @property
+    def wrong(self) -> str:
+        """What is wrong, in words; empty if nothing is."""
+        memory = () if self.only_contracted else self.differs
+        found = [self.ptx.error, self.machine_code.error, *(f"{one} differs" for one in memory), *self.order]
+        return "; ".join(one for one in found if one)
+
+
+def main() -> int:
+    """Compare all variants of some names; exit status 1 where something is wrong with one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("patterns", nargs="*", default=["*"], help="names of variants, such as '*sm_90a*'")
+    parser.add_argument("--libraries", type=Path, help="run machine code of the libraries in this directory")
+    given = parser.parse_args()
+    counts = collections.Counter[str]()
+    began = time.process_time()
+    scratch = tempfile.TemporaryDirectory()
+    compiled = _files(given.libraries, Path(scratch.name))
+    for variant in variants():
+        symbol, started = variant.symbol(), time.process_time()
+        if not any(fnmatch.fnmatchcase(symbol, pattern) for pattern in given.patterns):
+            continue
+        try:
+            found = compare(variant, compiled=compiled)
+        except (EmulationError, GuardError, CompileError, RuntimeError, ValueError) as error:
+            verdict, text = "wrong", str(error).splitlines()[0]
+        else:
+            verdict = "wrong" if found.wrong else "contracted" if found.differs else "equal"
+            text = found.wrong
+        counts[verdict] += 1
+        print(f"{symbol}: {verdict} ({time.process_time() - started:.1f} s)", text, flush=True)
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    print(f"{counts.total()} variants: {summary}; {time.process_time() - began:.0f} s of this process")
+    scratch.cleanup()
+    return int(not counts or counts["wrong"] > 0)
+
+
+def _files(libraries: Path | None, scratch: Path) -> Callable[[Variant], Compiled]:
+    """Return what gives a variant's files: all compiled now, but for machine code, if libraries are given."""
+    if libraries is None:
+        return compile_for_emulation
+    held = manifest.images_of(libraries)
+
+    def files(variant: Variant) -> Compiled:
+        if variant not in held:
+            raise ValueError(f"no library in {libraries} holds {variant.symbol()}")
+        image = extracted(*held[variant], scratch / variant.symbol())
+        return dataclasses.replace(compile_for_emulation(variant), machine_code=image)
+
+    return files
 
 
 def compare(
@@ -194,3 +258,7 @@ def _registers(operands: tuple[Operand, ...]) -> Iterator[Register]:
                 if isinstance(operand.base, Register):
                     yield operand.base
                 yield from _registers(operand.coordinates)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
