@@ -106,6 +106,8 @@ _THIN = 8
 no sequence take a few MB."""
 CASE_ROWS = 1024
 """Rows of the cases of `tsmla selftest` that `at_bounds` adds, at most."""
+SINKS = (-1.0, 12.0)
+"""Least and largest sink: below and above the LSE of most rows."""
 PREFILL_BOUNDS = ((1,) * 159, tuple(range(1, 160)))
 """Query and KV lengths of a prefill in which keys end in every column of a tile."""
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
@@ -175,7 +177,7 @@ def check(
     record_to, compiled: see `emulated`.
     all_ways: call a prefill a second time, in pieces if its dims allow, and merging if it has an LSE; and call each
         kernel of a decode also with requests that differ in query tokens.
-    at_bounds: also call a prefill with sinks, once with PREFILL_BOUNDS and once as in `all_ways`; a decode, in all of
+    at_bounds: also call a prefill with sinks, once with PREFILL_BOUNDS and as in `all_ways`; a decode, in all of
         these ways, with visible lengths and with DECODE_BOUNDS, and with what calls need not have; other operators with
         all cases of `tsmla selftest` that have few rows.
     """
@@ -233,7 +235,7 @@ def make_calls(
             judged += [_prefill(variant, lengths, merges, long, sums) for merges in _BOOLS[: 1 + all_ways]]
             if at_bounds:
                 judged.append(_prefill(variant, PREFILL_BOUNDS, False, long, sums, sinks=True))
-                judged.append(_prefill(variant, lengths, True, long, sums, sinks=True))
+                judged += [_prefill(variant, lengths, merges, long, sums, sinks=True) for merges in (True, False)]
     elif variant.gathers:
         judged = [_chosen(variant, rows, decode_lengths, sums) for rows in _rows_of(variant)]
     else:
@@ -433,7 +435,7 @@ def _decode(
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
         more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
     given_rows = given_query(variant, shaped)
-    sinks = torch.linspace(-1.0, 3.0, heads, device="cuda")
+    sinks = torch.linspace(*SINKS, heads, device="cuda")
     if other:
         more |= {"sinks": sinks, "lse_includes_sink": variant.lse}
         if not variant.row.apart:
@@ -530,7 +532,7 @@ def _prefill(
     scale = 1 / math.sqrt(variant.d_qk)
     earlier: Any = None
     options: dict[str, Any] = {"key_mask": mask_words(bits)} if variant.masked else {}
-    of_heads = torch.linspace(-1.0, 3.0, heads, device="cuda")
+    of_heads = torch.linspace(*SINKS, heads, device="cuda")
     if sinks:
         options |= {"sinks": of_heads, "lse_includes_sink": variant.lse and not merges}
     if merges and variant.lse:
