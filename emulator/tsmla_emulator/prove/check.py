@@ -167,6 +167,7 @@ def check(
     compiled: Callable[[Variant], Compiled] | None = None,
     all_ways: bool = False,
     at_bounds: bool = False,
+    spreads: bool = False,
 ) -> Verdict:
     """Call the variant's operator on inputs drawn from `seed`, once for each kernel that it chooses from.
 
@@ -180,10 +181,11 @@ def check(
     at_bounds: also call a prefill with sinks, once with PREFILL_BOUNDS and as in `all_ways`; a decode, in all of
         these ways, with visible lengths and with DECODE_BOUNDS, and with what calls need not have; other operators with
         all cases of `tsmla selftest` that have few rows.
+    spreads: see `emulated`; not for attention, whose host code knows how results lie.
     """
     torch.manual_seed(seed)
-    processors = emulated_sms(variant)
-    with emulated(variant.arch.value, options, record_to=record_to, compiled=compiled, processors=processors) as gpu:
+    ways: dict[str, Any] = {"processors": emulated_sms(variant), "spreads": spreads}
+    with emulated(variant.arch.value, options, record_to=record_to, compiled=compiled, **ways) as gpu:
         judged = make_calls(variant, lengths, decode_lengths, all_ways, at_bounds, options.hardware_sums)
     measured = "; ".join(measured for measured, _ in judged)
     error = "; ".join(error for _, error in judged if error) or None

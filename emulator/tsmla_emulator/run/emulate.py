@@ -29,7 +29,7 @@ from .host.capture import Gpu, extents, open_library
 from .host.launch_config import KernelLimits
 from .host.link import link
 from .host.memory import Extent, check_guards, merged
-from .host.tensor import EmulatedDevice, EmulatedTensor, unwritten
+from .host.tensor import EmulatedDevice, EmulatedTensor, plain, spread, unwritten
 from .host.tensor_map import TensorMap
 from .machine import EmulationError, Launch, Module, Options, Region, Report
 from .ptx.model import Entry
@@ -72,6 +72,7 @@ class Emulation:
         rewrite: Rewrite | None,
         record_to: Path | None,
         compiled: Callable[[Any], Compiled] | None,
+        spreads: bool = False,
     ):
         if arch not in [*Arch]:
             raise ValueError(f"arch is {arch!r}; emulated: {', '.join(Arch)}")
@@ -82,6 +83,7 @@ class Emulation:
         self._rewrite = rewrite
         self._record_to = record_to
         self._compiled = compiled
+        self.spreads = spreads
 
     def load(
         self, exported: Path | str, ptx: Path | str, symbol: str, writes: Callable[[str], bool] = lambda name: True
@@ -221,11 +223,27 @@ class Kernel:
 
         Raises what the function's own argument checks raise, and what `Emulation.run` does.
         """
-        arguments = self._bound(positional, named)
+        given = self._bound(positional, named)
+        arguments = self._spread(given) if self._emulation.spreads else given
         touched = extents(arguments, [*self.parameters], self._writes)
         launches = self._library.record(self.symbol, arguments, self._module, self._emulation.gpu)
         if launches:
             self._emulation.run(self.symbol, self._module, launches, arguments, touched, self._library.path)
+        for name, argument, used in zip(self.parameters, given, arguments, strict=True):
+            if used is not argument and self._writes(name):
+                plain(argument).copy_(plain(used))
+
+    def _spread(self, given: Sequence[Any]) -> list[Any]:
+        """Spread tensors among arguments, but those that the function does not take so."""
+        arguments = [*given]
+        for place, argument in enumerate(given):
+            for other in spread(argument) if isinstance(argument, EmulatedTensor) and argument.dim() > 1 else ():
+                arguments[place] = other
+                with contextlib.suppress(ValueError, TypeError, RuntimeError):
+                    self._library.record(self.symbol, arguments, self._module, self._emulation.gpu)
+                    break
+                arguments[place] = argument
+        return arguments
 
     def _bound(self, positional: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
         """Return arguments by position: exported functions take no others, and have lost their defaults."""
@@ -247,6 +265,7 @@ def emulated(
     adopt_compiles: bool = False,
     compiled: Callable[[Any], Compiled] | None = None,
     processors: int | None = None,
+    spreads: bool = False,
 ) -> Iterator[Emulation]:
     """Give torch, inside this context, a CUDA device 0 of this architecture, on which tsmla's operators run emulated.
 
@@ -256,11 +275,12 @@ def emulated(
         compiles its kernels when they are first called runs unchanged; have it compile nothing before.
     compiled: gives the files of a tsmla variant; by default they are compiled, with line information.
     processors: how many SMs torch finds; by default as many as the architecture's GPUs have.
+    spreads: kernels get copies of tensors whose rows lie more than 2**32 elements apart, where they take such.
 
     Not for several threads at once: it replaces functions of torch.cuda and tsmla for the time being. Emulated tensors
     outlive it, but device="cuda" means what it did before.
     """
-    emulation = Emulation(arch, options, rewrite, record_to, compiled)
+    emulation = Emulation(arch, options, rewrite, record_to, compiled, spreads)
     processors = processors or emulation.gpu.processors
     replaced = doubles.torch_cuda(arch, emulation.gpu, processors) + doubles.tsmla_search(arch, emulation.kernel)
     replaced += doubles.references()

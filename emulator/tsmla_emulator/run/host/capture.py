@@ -21,7 +21,7 @@ from ..machine import SHARED_BYTES_PER_CTA, EmulationError, Launch
 from ..ptx.model import Entry, Module
 from .launch_config import KernelLimits, LaunchConfig, launch_of
 from .memory import Extent, block_at
-from .tensor import EmulatedTensor
+from .tensor import FAR, EmulatedTensor
 from .tensor_map import DRIVER_DTYPES, SWIZZLES, TensorMap
 
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER, _SHARED_MEMORY_MODE = 8, 14, 16
@@ -268,16 +268,23 @@ def extents(arguments: Sequence[Any], names: Sequence[str], writes: Callable[[st
         if isinstance(argument, int) and (block := block_at(argument)):
             found.append(Extent(block.address, block.address + block.size, name, writes(name)))
         if hasattr(argument, "__tvm_ffi_object__"):
-            start, end = _span(argument.__tvm_ffi_object__())
-            if end > start:
-                found.append(Extent(start, end, name, writes(name)))
+            spans = _spans(argument.__tvm_ffi_object__())
+            for number, (start, end) in enumerate(spans):
+                if end > start:
+                    found.append(Extent(start, end, f"{name}[{number}]" if number else name, writes(name)))
     return found
 
 
-def _span(tensor: tvm_ffi.Tensor) -> tuple[int, int]:
-    """Return addresses [start, end) from a tensor's first to its last element."""
-    start = tensor.data_ptr()
+def _spans(tensor: tvm_ffi.Tensor) -> list[tuple[int, int]]:
+    """Return addresses [start, end) from a tensor's first to its last element; of each row, where rows are spread."""
     if 0 in tensor.shape:
-        return start, start
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
-    return start, start + (last + 1) * tensor.dtype.bits // 8
+        return [(tensor.data_ptr(), tensor.data_ptr())]
+    starts, last = [0], 0
+    for size, stride in zip(tensor.shape, tensor.strides, strict=True):
+        if stride >= FAR:
+            starts = [start + place * stride for start in starts for place in range(size)]
+        else:
+            last += (size - 1) * stride
+    bits = tensor.dtype.bits
+    first = tensor.data_ptr()
+    return [(first + start * bits // 8, first + (start + last + 1) * bits // 8) for start in starts]

@@ -23,8 +23,8 @@ _CANARY = bytes((0xA5, 0x5A, 0xC3, 0x3C)) * (GUARD // 4)
 PAGE = 4096
 """Bytes of a page of this process."""
 _RANGE = 0x1000_0000_0000
-_MAP_FLAGS = 0x02 | 0x20 | 0x100000
-"""Flags of mmap: MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE."""
+_MAP_FLAGS = 0x02 | 0x20 | 0x4000 | 0x100000
+"""Flags of mmap: MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED_NOREPLACE."""
 _READ_WRITE = 3
 _MOVE_FLAGS = 0x01 | 0x02
 """Flags of mremap: MREMAP_MAYMOVE, MREMAP_FIXED."""

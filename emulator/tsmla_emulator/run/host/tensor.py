@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +39,10 @@ _MIXING_ALLOWED = {
     torch.Tensor.to,
     torch.Tensor.type_as,
 }
+FAR = 1 << 33
+"""Elements that the rows of spread tensors lie apart, beside what they did before."""
+_MOST_SPREAD = 1 << 42
+"""Bytes from the first to the last one of a spread tensor, at most: a process has 2**47."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes -> the integer dtype of that width."""
 _POISON = int.from_bytes(bytes([memory.POISON] * 8), "little", signed=True)
@@ -100,6 +104,21 @@ def to_device(tensor: torch.Tensor) -> EmulatedTensor:
     return made
 
 
+def spread(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield copies whose rows lie more than 2**32 elements apart, in memory that nobody has until it is written: first
+    all rows, then those of the outermost dimension alone. None has too many of them."""
+    order = sorted(range(tensor.dim()), key=lambda at: (tensor.shape[at] > 1, tensor.stride(at), -at), reverse=True)
+    for count in (tensor.dim() - 1, 1):
+        strides, apart = [*tensor.stride()], FAR
+        for at in reversed(order[:count]):
+            strides[at] += apart
+            apart *= tensor.shape[at]
+        if apart * tensor.dtype.itemsize <= _MOST_SPREAD:
+            made = _allocated(tensor.shape, strides, tensor.dtype, written=True, sparse=True)
+            plain(made).copy_(plain(tensor))
+            yield made
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """View an emulated tensor's memory as an ordinary CPU tensor."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -143,11 +162,12 @@ def unwritten(tensor: torch.Tensor) -> int:
     return int((content.view(_INTEGERS[content.dtype.itemsize]) == _POISON).count_nonzero())
 
 
-def _allocated(shape, strides, dtype: torch.dtype, written: bool = False) -> EmulatedTensor:
-    """Memory for a tensor. written: the caller writes all elements, which need not be all of the memory."""
+def _allocated(shape, strides, dtype: torch.dtype, written: bool = False, sparse: bool = False) -> EmulatedTensor:
+    """Memory for a tensor. written: the caller writes all elements, which need not be all of the memory. sparse: nobody
+    writes the rest."""
     span = 0 if 0 in shape else sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1
     whole = written and span == math.prod(shape) > 0
-    _, buffer = memory.allocate(max(1, span) * dtype.itemsize, poisoned=not whole)
+    _, buffer = memory.allocate(max(1, span) * dtype.itemsize, poisoned=not (whole or sparse))
     content = torch.frombuffer(buffer, dtype=torch.uint8)
     return content.view(dtype).as_strided(shape, strides).as_subclass(EmulatedTensor)
 
