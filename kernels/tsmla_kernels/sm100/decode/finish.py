@@ -7,6 +7,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cutlass_dsl import select_
 
 from ...decode.partials import Partials
 from ...decode.segments import Segment
@@ -59,7 +60,7 @@ def finish(
     whole, before, row_lse = segment.slot < 0, None, end.log_sum
     if const_expr(geometry.scale_slots > 0):  # rows first: a small factor times a small share of a sink is 0
         before = end.factor
-        end = end._replace(factor=Float32(0.0) if before == 0.0 else Float32(1.0))
+        end = end._replace(factor=Float32(select_(before == 0.0, before, Float32(1.0))))
     factor = end.factor * 2.0**geometry.partial_rows.bias
     mine = row < segment.rows
     if whole:
