@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sass_kernels import assembled
 from shipped_kernels import BUILT
@@ -13,9 +14,10 @@ from tsmla_emulator.prove.flow import passed
 from tsmla_emulator.prove.machine_mutants.__main__ import tried
 from tsmla_emulator.prove.machine_mutants.sites import Mutant, mutants
 from tsmla_emulator.prove.machine_mutants.subject import REDUNDANT, SURVIVES, Subject
-from tsmla_emulator.prove.machine_mutants.table import Findings, kept, render
+from tsmla_emulator.prove.machine_mutants.table import Findings, Reasons, kept, render
 from tsmla_emulator.prove.unwritten import unwritten
 from tsmla_emulator.prove.values import Values
+from tsmla_emulator.run.record import Record
 from tsmla_emulator.run.sass.image import kernels
 from tsmla_emulator.run.sass.uses import uses_of
 
@@ -74,6 +76,14 @@ def test_numbers_that_a_descriptor_is_made_of_are_changed():
     assert sum(x.at == 0 for x in found) == 16, "of the second word, distance and swizzle"
 
 
+def test_what_follows_the_word_of_a_product_s_kinds_is_not_of_it():
+    made = "UMOV UR15, 0x4010", "UMOV UR16, 0x4020"
+    code = assembled([*made, "UTCQMMA gdesc[UR4], gdesc[UR16], tmem[UR12], tmem[UR14], idesc[UR15], UPT", "EXIT"])
+    found = [x for x in mutants("k", "sm_100a", code, uses_of("sm_100a", code)) if x.kind == "descriptor"]
+    assert sum(x.at == 0 for x in found) == 32
+    assert sum(x.at == 1 for x in found) == 14, "where a factor lies"
+
+
 def test_a_result_that_nobody_reads_may_be_any():
     line = "FADD R10, R11, R12"
     assert same(0, "FADD R10, R11, R13", line)
@@ -92,6 +102,34 @@ def test_a_register_that_ways_leave_different_is_another():
     lines = "MOV R12, R11", "@P0 BRA 0x30", "FADD R12, R11, R11", "FADD R10, R12, R11", STORE
     assert not same(3, "FADD R10, R11, R11", *lines)
     assert same(3, "FADD R10, R11, R11", lines[0], lines[1], "NOP", *lines[3:])
+
+
+def test_the_sign_of_what_a_launch_decides_is_zero():
+    number, sign = "S2R R5, SR_CTAID.X", "SHF.R.S32.HI R6, RZ, 0x1f, R5"
+    lines = sign, "IMAD R7, R6, R8, R9", "FADD R10, R7, R7", STORE
+    assert same(2, "IMAD R7, R6, R11, R9", number, *lines)
+    assert not same(2, "IMAD R7, R6, R8, R11", number, *lines)
+    assert not same(2, "IMAD R7, R6, R11, R9", "LDG.E R5, desc[UR4][R2.64]", *lines)
+    assert not same(2, "IMAD R7, R6, R11, R9", "@P0 S2R R5, SR_CTAID.X", *lines), "what it was before may be any number"
+
+
+def test_the_sign_of_a_maximum_with_zero_is_zero():
+    made, sign = "VIMNMX.RELU R5, R12, R13, PT", "SHF.R.S32.HI R6, RZ, 0x1f, R5"
+    assert same(1, "SHF.R.S32.HI R6, RZ, 0x1f, RZ", made, sign, "FADD R10, R6, R6", STORE) is False
+    lines = made, "VIMNMX.RELU R7, R12, R14, PT", sign, "FADD R10, R6, R6", STORE
+    assert same(2, "SHF.R.S32.HI R6, RZ, 0x1f, R7", *lines)
+    assert not same(2, "SHF.R.S32.HI R6, RZ, 0x1f, R14", *lines)
+
+
+def test_bits_that_a_shift_made_zero_may_be_taken():
+    for shift in ("SHF.L.U32 R5, R6, 0xb, RZ", "IMAD.SHL.U32 R5, R6, 0x800, RZ"):
+        lines = shift, "LOP3.LUT R10, R5, 0x800, RZ, 0xc0, !PT", STORE
+        assert same(1, "LOP3.LUT R10, R5, 0x804, RZ, 0xc0, !PT", *lines)
+        assert not same(1, "LOP3.LUT R10, R5, 0x1800, RZ, 0xc0, !PT", *lines)
+        assert not same(1, "LOP3.LUT R10, R6, 0x804, RZ, 0xc0, !PT", *lines)
+    lines = "SHF.R.U32.HI R5, RZ, 0x4, R6", "LOP3.LUT R10, R5, 0x3fc0, RZ, 0xc0, !PT", STORE
+    assert same(1, "LOP3.LUT R10, R5, 0x80003fc0, RZ, 0xc0, !PT", *lines)
+    assert not same(1, "LOP3.LUT R10, R5, 0x8003fc0, RZ, 0xc0, !PT", *lines)
 
 
 def test_bits_that_are_shifted_out_do_not_matter():
@@ -121,9 +159,45 @@ def test_a_guard_that_holds_in_no_lane_is_passed():
     assert passed(code, frozenset({0})) == {0, 1}
 
 
+def test_rows_lie_far_apart(tmp_path: Path):
+    """In a second call of kernels that are not attention, so that upper words of addresses matter."""
+    verdict = check.check(check.find(ROW_KERNELS[1].format("sm_90a")), record_to=tmp_path, compiled=BUILT, spreads=True)
+    (path,) = tmp_path.glob("*.npz")
+    regions = {region.name: region for region in Record(path).regions}
+    apart = regions["v[1]"].address - regions["v"].address
+    assert verdict.error is None and apart > 2**32 * 2 and "k_out[36]" in regions
+
+
+def test_numbers_of_a_record_may_be_any(tmp_path: Path):
+    check.check(check.find(ROW_KERNELS[1].format("sm_90a")), record_to=tmp_path, compiled=BUILT)
+    (path,) = tmp_path.glob("*.npz")
+    record = Record(path)
+    one, again, other = (record.with_any_numbers(frozenset({"v", "k_nope"}), seed) for seed in (1, 1, 2))
+    before, drawn = (numbers_of(x) for x in (record, one))
+    assert drawn == numbers_of(again) != numbers_of(other)
+    assert {name for name in before if before[name] != drawn[name]} == {"k_nope+v"}
+    exponents = np.frombuffer(drawn["k_nope+v"], np.uint16) >> 7 & 255
+    assert exponents.min() == 0 and exponents.max() > 200
+
+
+def numbers_of(record: Record) -> dict[str, bytes]:
+    return {region.name: record.content(region.name) for region in record.regions}
+
+
+def test_reasons_are_for_survivors():
+    found = Findings(
+        "tsmla_k_sm_90a", 0, 0, {"wait": 3}, {"wait": {SURVIVES: 2, "hazard": 1}}, ["wait at 0x10", "wait at 0x20"]
+    )
+    reasons = Reasons((("It waits twice.", ("*_sm_90a",), ("wait at 0x1.*", "wait at 0x3.*")),))
+    page = render([found], reasons)
+    assert "| 1 | 1 | 0 | 66.6 % |" in page and "- 1: It waits twice." in page
+    assert "wait at 0x20" in page and "wait at 0x10" not in page
+    assert reasons.unused([found]) == ["wait at 0x3.*"]
+
+
 @pytest.fixture(scope="module")
 def findings() -> Findings:
-    return tried(Subject(check.find("tsmla_key_mask_sm_90a"), BUILT), 12)
+    return tried(Subject(check.find("tsmla_key_mask_sm_90a"), BUILT), 12, processes=2)
 
 
 def test_nearly_all_mutants_of_a_kernel_are_noticed_or_redundant(findings: Findings):

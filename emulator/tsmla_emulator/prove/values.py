@@ -3,6 +3,9 @@
 Values have numbers: equal operations on equal values give one number, loads and the like a new one wherever they stand.
 Where ways meet with different values, the register has a value of its own there. So equal numbers are equal values;
 different ones need not differ.
+
+What a launch alone decides, such as the number of a row, is taken to be below 2**31, as is what a maximum with 0 made
+and what is computed of such: its sign, which addresses of 64 bits and rounded quotients are made with, is 0.
 """
 
 from __future__ import annotations
@@ -37,12 +40,17 @@ _COMPUTED = {
     "VIADDMNMX", "VIMNMX", "VIMNMX3", "CS2R",
 }  # fmt: skip
 """Opcodes whose results depend on their operands alone."""
+_AMONG_LANES = {"R2UR", "REDUX", "SHFL"}
+"""Opcodes that give what some lane has."""
 _SLEEPS = {"NANOSLEEP", "YIELD"}
 """Opcodes that only take time."""
 _FIXED = {"SR_TID.X", "SR_TID.Y", "SR_TID.Z", "SR_CTAID.X", "SR_CTAID.Y", "SR_CTAID.Z", "SR_LANEID", "SR_CgaCtaId"}
 """Special registers that do not change while a thread runs."""
 _LOADS = {"ULDC.64", "LDCU.64", "LDC.64"}
 _GLOBAL = {"LDG", "STG", "LDGSTS", "LD", "ST", "ATOM", "ATOMG", "RED", "REDG"}
+_SHIFTS_LEFT = {"IMAD.SHL.U32", "SHF.L.U32", "USHF.L.U32"}
+_AND = Integer(0xC0)
+"""The table of LOP3 that takes the bits which both of its first operands have."""
 _MOVES = {"MOV", "UMOV", "IMAD.MOV", "IMAD.MOV.U32"}
 State = dict[int, int]
 """Slot -> number of its value; a slot that is not there holds what it held at first."""
@@ -56,6 +64,8 @@ class Values:
         self._architecture = architecture
         self._numbers: dict[Hashable, int] = {}
         self._keys: list[Hashable] = []
+        self._of_launch: set[int] = set()
+        self._zero = self._number("zero")
         self._meet: set[tuple[int, int]] = set()
         self._after = successors(instructions)
         self._before = self._followed()
@@ -76,8 +86,26 @@ class Values:
             (slot,) = changed
             wanted = self._demanded.behind(at, slot)
             return self._permuted(own, before, wanted) == self._permuted(instead, before, wanted)
+        if self._masked_alike(own, instead, before):
+            return True
         left, other = self._behind(at, own, self.uses[at], before), self._behind(at, instead, used, before)
         return self._agree(at, left, other)
+
+    def _masked_alike(self, own: Instruction, instead: Instruction, before: State) -> bool:
+        """Whether both take some bits of one value, and differ in bits only that a shift left 0."""
+        if own.name != instead.name or own.guard != instead.guard or own.name not in ("LOP3.LUT", "ULOP3.LUT"):
+            return False
+        match own.operands, instead.operands:
+            case (result, Register() as shifted, Integer(mask), *rest), (other, also, Integer(wrong), *more) if (
+                (result, shifted, rest) == (other, also, more) and len(rest) > 1 and rest[1] == _AND
+            ):
+                match self._keys[self._of(shifted, before)]:
+                    case (_, made, (_, Integer(by), *_), 0) if made in _SHIFTS_LEFT:
+                        factor = by if made.startswith("IMAD") else 1 << by
+                        return (mask ^ wrong) & ALL < factor
+                    case (_, "SHF.R.U32.HI" | "USHF.R.U32.HI", (Register(number=low), Integer(by), *_), 0):
+                        return low == ZERO and (mask ^ wrong) << by & ALL == 0
+        return False
 
     def _agree(self, at: int, left: State, other: State) -> bool:
         """Whether what follows an instruction does the same from two states, which a few instructions make one again,
@@ -182,6 +210,10 @@ class Values:
         done = self._done(instruction, used, before) if _is_computed(instruction) else ("at", at)
         for place, slot in enumerate(sorted(used.written)):
             value = self._number((*done, place))
+            computed = _is_computed(instruction) or instruction.opcode in _AMONG_LANES
+            positive = any("RELU" in one for one in instruction.modifiers)
+            if computed and (positive or self._is_of_launch(self._done(instruction, used, before))):
+                self._of_launch.add(value)
             if len(used.written) == 1:
                 value = self._kept(instruction, before, value)
             if instruction.guard != ALWAYS_DONE:
@@ -193,6 +225,14 @@ class Values:
     def _kept(self, instruction: Instruction, before: State, otherwise: int) -> int:
         """Return the number of the operand that a move, or an addition of what is shifted out, gives unchanged."""
         match instruction.name, instruction.operands:
+            case "SHF.R.S32.HI" | "USHF.R.S32.HI", (_, Register(number=low), Integer(31), Register() as number) if (
+                low == ZERO and number.number != ZERO and self._of(number, before) in self._of_launch
+            ):
+                return self._zero
+            case "IMAD" | "UIMAD", (_, *factors, Register(negated=False) as added) if any(
+                isinstance(factor, Register) and self._of(factor, before) == self._zero for factor in factors
+            ):
+                return self._of(added, before)
             case name, (*_, Register(suffixes=(), negated=False, absolute=False, inverted=False) as kept) if (
                 name in _MOVES and kept.number != ZERO
             ):
@@ -209,8 +249,21 @@ class Values:
         return otherwise
 
     def _of(self, register: Register, before: State) -> int:
+        if register.number == ZERO:
+            return self._zero
         slot = register_slot(register)
         return before.get(slot, self._first(slot))
+
+    def _is_of_launch(self, part: Hashable) -> bool:
+        """Whether all values in what an instruction does are the launch's."""
+        match part:
+            case (Register(), bool(), tuple(values)):
+                return all(value in self._of_launch for value in values)
+            case (int(value), bool()):
+                return value in self._of_launch
+            case tuple():
+                return all(self._is_of_launch(one) for one in part)
+        return True
 
     def _guard(self, instruction: Instruction, before: State) -> Hashable:
         slot = predicate_slot(instruction.guard)

@@ -15,6 +15,7 @@ hand-written record takes any from 0x100000000000 up, at least 64 KiB apart, tha
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import dataclasses
 import hashlib
@@ -30,6 +31,8 @@ from .host.memory import GUARD, PAGE, POISON, allocate, check_guards
 from .machine import Launch, Module, Options, Region, Report
 
 _ARRAY = "memory/"
+_ALIKE = 1152
+"""Neighbouring numbers of like sizes."""
 _APART = 2 * GUARD + 2 * PAGE
 """Bytes between regions with guard zones of their own, at least: the zones, and what is left of pages."""
 
@@ -82,7 +85,7 @@ class Record:
             record = json.loads(text)
             self._contents = {name: _content(name, memory, stored) for name, memory in record["memory"].items()}
             self.launches = [_launch(described) for described in record["launches"]]
-            self._regions = [
+            self.regions = [
                 Region(memory["address"], memory["bytes"], name, bool(memory["writable"]))
                 for name, memory in record["memory"].items()
             ]
@@ -99,18 +102,39 @@ class Record:
         """
         launches = self.launches
         held = [allocate(end - first, first) for first, end in self._blocks()]  # until the run is over
-        addresses = {region.name: region.address for region in self._regions}
+        addresses = {region.name: region.address for region in self.regions}
         for name, content in self._contents.items():
             ctypes.memmove(addresses[name], content, len(content))
         if only is not None:
-            machine.run_launches(module, launches[:only], self._regions, Options(lenient_tensor=True))
+            machine.run_launches(module, launches[:only], self.regions, Options(lenient_tensor=True))
             launches = launches[only : only + 1]
-        report = machine.run_launches(module, launches, self._regions, options)
+        report = machine.run_launches(module, launches, self.regions, options)
         check_guards()
-        written = [region for region in self._regions if region.writable]
+        written = [region for region in self.regions if region.writable]
         results = {r.name: np.frombuffer(ctypes.string_at(r.address, r.size), np.uint8) for r in written}
         del held
         return report, results
+
+    def content(self, name: str) -> bytes:
+        """Return what a region holds before a run."""
+        return self._contents[name]
+
+    def with_any_numbers(self, names: frozenset[str], seed: int) -> Record:
+        """Return the record with random bits in some of its memory: 16-bit numbers of all sizes, above all small ones,
+        and those near each other of like sizes."""
+        random = np.random.default_rng(seed)
+        other = copy.copy(self)
+        other._contents = dict(self._contents)
+        for name, content in self._contents.items():
+            if not names.isdisjoint(name.partition("[")[0].split("+")):
+                count = -(-len(content) // 2)
+                pieces = -(-count // _ALIKE)
+                any_size, small = random.integers(0, 256, pieces), random.integers(0, 16, pieces)
+                largest = np.where(random.random(pieces) < 0.5, any_size, small)
+                exponents = (largest.repeat(_ALIKE)[:count] - random.integers(0, 12, count)).clip(0)
+                numbers = exponents << 7 | random.integers(0, 128, count) | random.integers(0, 2, count) << 15
+                other._contents[name] = numbers.astype(np.uint16).tobytes()[: len(content)]
+        return other
 
     def _blocks(self) -> list[tuple[int, int]]:
         """Return where each piece of memory begins and ends that is allocated at once.
@@ -118,7 +142,7 @@ class Record:
         Its guard zone begins with a page, and regions too near each other for zones of their own are in one.
         """
         blocks: list[tuple[int, int]] = []
-        for region in sorted(self._regions, key=lambda region: region.address):
+        for region in sorted(self.regions, key=lambda region: region.address):
             end = region.address + region.size
             first = region.address - (region.address - GUARD) % PAGE
             if blocks and first - blocks[-1][1] < _APART:

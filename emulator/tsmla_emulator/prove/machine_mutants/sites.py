@@ -36,10 +36,12 @@ WAIT, STALL, BARRIER, PREDICATE, REGISTER, DESCRIPTOR = KINDS = (
 - descriptor: one bit that means something differs, of a matrix's or product's description: in the instruction that it
   is for, or in a number that it is made of.
 """
+GUARD = "guard"
+"""What a mutant of an instruction's guard changes; it may make a lane execute what none does."""
 SCHEDULED = (WAIT, STALL)
 """Kinds that a run cannot show: there, results are there when their instruction has run."""
 _WAITS = {"BAR", "UCGABAR_WAIT", "DEPBAR", "ACQBULK", "WARPSYNC"}
-_WORDS = {"gdesc": (0, 1, 0, 1), "idesc": (None, None), "tmem": (None,)}
+_WORDS = {"gdesc": (0, 1, 0, 1), "idesc": (None,), "tmem": (None,)}
 """Kind of a descriptor -> the words that its registers hold."""
 _MAKING = {"UMOV", "ULOP3", "UIADD3", "UPRMT", "MOV", "LOP3", "IADD3", "VIADD", "R2UR", "IMAD"}
 """Opcodes of which a descriptor is made."""
@@ -93,7 +95,7 @@ def _changed(one: Instruction, used: Uses, bits: Iterable[int]) -> Iterator[tupl
     if (instead := _without_wait(one)) is not None:
         yield BARRIER, instead, ""
     if one.guard.number != ALWAYS:
-        yield PREDICATE, dataclasses.replace(one, guard=_negated(one.guard)), "guard"
+        yield PREDICATE, dataclasses.replace(one, guard=_negated(one.guard)), GUARD
     for place, operand in enumerate(one.operands):
         for kind, other, what in _others(operand, used):
             if "tnspA" in what and isinstance(one.operands[1], Register):

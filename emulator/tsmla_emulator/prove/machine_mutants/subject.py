@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import functools
 import itertools
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tsmla.identity.variant import PrefillVariant, Variant
+from tsmla.identity.variant import DecodeVariant, PrefillVariant, Variant
 
 from ...run.host.compile import Compiled, compile_for_emulation
 from ...run.host.memory import GuardError
@@ -27,19 +28,29 @@ from .. import check, hazards, latencies
 from ..flow import passed
 from ..multiplied import multiplied
 from ..mutation.mutate import schedules
-from ..mutation.table import LENGTHS
+from ..mutation.table import DECODE_LENGTHS, LENGTHS
 from ..unwritten import unwritten
 from ..values import Values
-from .sites import BARRIER, SCHEDULED, WAIT, Mutant, mutants
+from .sites import BARRIER, GUARD, PREDICATE, SCHEDULED, WAIT, Mutant, mutants
 
 _FORK = multiprocessing.get_context("fork")
 UNREACHED, SURVIVES = "unreached", "survives"
 REDUNDANT = {
     "awaited": "registers that the scoreboard guards are awaited again, on every way, before anything uses them",
     "time": "after one clock, too, no result is used sooner than ptxas is known to use such a result",
-    "same": "every register that is read later gets the same value, and memory the same access",
+    "same": "every register that is read later gets the same value, and memory the same access, where what a launch "
+    "alone decides is not negative",
 }
 """Rules by which a mutant is redundant; a program has checked them for each that is called so."""
+_NUMBERS = {
+    "pack": frozenset({"k_nope", "k_pe", "v"}),
+    "write_cache": frozenset({"kv_c", "k_pe"}),
+    "read_cache": frozenset({"cache", "rope_cache", "scale_cache"}),
+    "quantize_q": frozenset({"query", "q_pe"}),
+}
+"""Tensors that may hold any numbers, of operators that treat each by itself or round rows by a scale."""
+_DRAWS = 24
+"""Times that they are drawn for each call. Runs of these calls have the first schedule only."""
 _LIMIT = 4
 _SPARE = 100_000
 """A mutant may run so many times as many instructions as the unchanged kernel, and some more, before it is endless."""
@@ -50,6 +61,8 @@ _LONG = 2_000_000
 """Calls with a higher limit run under the first schedule only, unless none is shorter."""
 _FEW = 4
 """Schedules that tell what a changed value does; the others are for who waits for whom."""
+_WAITS_WITH = {"BRA", "SYNCS"}
+"""Opcodes whose predicates may say whether a warp waits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +77,15 @@ class Result:
     text: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Call:
-    """A recorded call. expected: what it writes. limit: instructions of a mutant. reached: positions, by kernel."""
+    """A recorded call. expected: what it writes. limit: instructions of a mutant. executed: positions that a lane
+    executes, by kernel. reached: those, and others that a warp comes by."""
 
     record: Record
     expected: dict[str, np.ndarray]
     limit: int
+    executed: dict[str, frozenset[int]]
     reached: dict[str, frozenset[int]]
 
 
@@ -148,12 +163,16 @@ class Subject:
                 raise RuntimeError(f"{self.symbol} itself fails: its calls cannot be recorded")
             paths = sorted(Path(scratch).glob("*/*.npz"))
             records = [Record(path) for path in paths]
+            drawn = []
+            if numbers := _NUMBERS.get(variant.family):
+                several = enumerate(itertools.product(records, range(_DRAWS)))
+                drawn = [record.with_any_numbers(numbers, seed) for seed, (record, _) in several]
             names = frozenset[str]().union(*map(entries, paths))
         self._module = machine_code_module(files.machine_code or files.library, names)
         programs = {name: self._module.programs[name] for name in sorted(names)}
         self.kernels = {name: Kernel(name, one) for name, one in programs.items() if isinstance(one, MachineProgram)}
-        self._calls = [self._unchanged(record) for record in records]
-        self._calls.sort(key=lambda call: call.limit)
+        self._calls = sorted((self._unchanged(record) for record in records), key=lambda call: call.limit)
+        self._drawn = [self._unchanged(record) for record in drawn]
         threads = max(launch.block[0] * launch.block[1] * launch.block[2] for x in records for launch in x.launches)
         self._schedules = [options for _, options in schedules(-(-threads // 32))]
         for options, call in itertools.product(self._schedules[:_FIRST], self._calls):
@@ -165,7 +184,10 @@ class Subject:
         return mutant.kind in SCHEDULED or bool(self._reaching(mutant))
 
     def _reaching(self, mutant: Mutant) -> list[_Call]:
-        return [call for call in self._calls if mutant.at in call.reached[mutant.kernel]]
+        def positions(call: _Call) -> frozenset[int]:
+            return (call.reached if mutant.what == GUARD else call.executed)[mutant.kernel]
+
+        return [call for call in (*self._calls, *self._drawn) if mutant.at in positions(call)]
 
     def judged(self, mutant: Mutant) -> Result:
         """Return what becomes of a mutant that can be judged."""
@@ -176,9 +198,10 @@ class Subject:
         if kernel.values.same(mutant.at, mutant.instead):
             return Result(mutant, "same")
         module = self._changed(kernel, mutant)
-        every = self._schedules if mutant.kind == BARRIER else self._schedules[:_FEW]
+        waits = mutant.kind == BARRIER or mutant.kind == PREDICATE and mutant.before.opcode in _WAITS_WITH
+        every = self._schedules if waits else self._schedules[:_FEW]
         for number, (options, call) in enumerate(itertools.product(every, calls)):
-            if number >= len(calls) and call.limit > _LONG and call is not calls[0]:
+            if number >= len(calls) and (call in self._drawn or call.limit > _LONG and call is not calls[0]):
                 continue
             if problem := self._problem(module, call, options):
                 return Result(mutant, *problem)
@@ -195,8 +218,9 @@ class Subject:
             entries = self._module.entries
             for entry, _, index in report.lanes:
                 executed[entry].add(entries[entry].instructions[index].line // BYTES)
-        reached = {name: passed(self.kernels[name].code, frozenset(ats)) for name, ats in executed.items()}
-        return _Call(record, expected, _LIMIT * steps + _SPARE, reached)
+        by_lanes = {name: frozenset(ats) for name, ats in executed.items()}
+        reached = {name: passed(self.kernels[name].code, ats) for name, ats in by_lanes.items()}
+        return _Call(record, expected, _LIMIT * steps + _SPARE, by_lanes, reached)
 
     def _changed(self, kernel: Kernel, mutant: Mutant) -> Module:
         program = kernel.changed(mutant.at, mutant.instead)
@@ -220,15 +244,41 @@ class Subject:
 
 
 def _recorded(variant: Variant, files: Compiled, directory: Path) -> None:
-    """Record the calls of `check`. Those of a prefill have few keys; a second time, its loops go round."""
+    """Record the calls of `check`. Those of attention have few keys; a second time, its loops go round. Of others, a
+    second time rows lie far apart."""
     ways: list[dict[str, Any]] = [{"all_ways": True, "at_bounds": True}]
     if isinstance(variant, PrefillVariant):
-        ways = [{"all_ways": True}, {"lengths": LENGTHS}]
+        ways.append({"lengths": LENGTHS})
+    elif isinstance(variant, DecodeVariant):
+        ways.append({"decode_lengths": DECODE_LENGTHS})
+    else:
+        ways.append({"spreads": True})
     for number, way in enumerate(ways):
         (into := directory / f"{number}").mkdir()
         verdict = check.check(variant, Options(machine_code=True), record_to=into, compiled=lambda _: files, **way)
         if verdict.error:
             raise RuntimeError(verdict.error)
+
+
+def judge_all(subject: Subject, some: Sequence[Mutant], processes: int) -> list[Result]:
+    """Judge mutants on so many processes; return the results in order."""
+    if processes == 1:
+        return [subject.judged(mutant) for mutant in some]
+    with concurrent.futures.ProcessPoolExecutor(processes, _FORK, _inherit, (subject, some)) as pool:
+        return [*pool.map(_one_judged, range(len(some)))]
+
+
+_given: tuple[Subject, Sequence[Mutant]]
+
+
+def _inherit(subject: Subject, some: Sequence[Mutant]) -> None:
+    global _given
+    _given = subject, some
+
+
+def _one_judged(number: int) -> Result:
+    subject, some = _given
+    return subject.judged(some[number])
 
 
 def _scheduled(kernel: Kernel, mutant: Mutant, known: latencies.Known) -> Result:

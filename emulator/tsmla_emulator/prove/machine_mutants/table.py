@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import fnmatch
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,9 +34,13 @@ program has checked for it:
 
 RULES
 
-All others are open. What is said of packs, caches, quantised queries and key masks of sm_100a holds for sm_103a, where
-their machine code is the same, byte for byte. "Reached by no call" are mutants of instructions that no warp comes by:
-of these, only waits and stall counts are tried.
+For others, [machine-mutant-reasons.json](machine-mutant-reasons.json) says why nothing goes wrong (*reason*); the rest
+is open. What is said of packs, caches, quantised queries and key masks of sm_100a holds for sm_103a, where their
+machine code is the same, byte for byte. "Reached by no call" are mutants of instructions that no lane executes: of
+these, only waits and stall counts are tried, and guards that hold in no lane.
+
+Calls are those of `check`; of kernels that are not attention, rows lie more than 2**32 elements apart in some of them,
+and in others, numbers are random bits.
 
 What the figures do not say: *awaited* and *time* are the other side of the check that finds hazards, so that each wait
 and each stall count is in one of the two. That a check is right about waits rests on the code that ptxas writes, in
@@ -42,14 +48,15 @@ which it finds nothing; latencies are the shortest that ptxas leaves, not measur
 
 What is open, and why:
 
-- Upper words of 64-bit products and sums (`UIMAD`, `IMAD`, `LEA.HI.X`, `SHF.R.S32.HI`, `SEL`). No call has tensors of
-  more than 4 GiB, so these words are 0, and any register that holds 0 does as well.
-- Division. Where a guard behind `FCHK` is negated, the slow way gives the same quotient; and the last correction of a
-  quotient changes the result for few numbers only, none of which a call has.
-- Guards that only spare work: a later test stops what an earlier one lets through (`write_cache`, a slot behind the
-  last), or all lanes store what one of them would.
-- Waits that never have to wait in a call: for a ring's place that has been free from the start.
-- Others of prefills and decodes, of which samples are small, have not been looked into.
+- ptxas's routine for divisions of special numbers, at the end of kernels that round rows by a scale: nearly all that is
+  open of `write_cache` and `quantize_q`. Few of its cases are met, and what they give is rounded to 16 or 8 bits.
+- Corrections of quotients: those of float32 numbers show for few numbers only; those of whole numbers are for counts of
+  CTAs and tiles that no call has.
+- Upper words of addresses that stay 0 although rows lie far apart: of tables with fewer than 2**30 entries, and signs
+  of numbers that come from memory.
+- Registers and predicates that hold the right value by chance in all calls, such as a parity.
+- Waits that calls need which are too long to be tried under all schedules here; the mutation table tries the same ones
+  of the PTX. Others never have to wait: for a ring's place that has been free from the start.
 
 `python -m tsmla_emulator.prove.machine_mutants` writes this page; do not edit."""
 
@@ -68,6 +75,11 @@ class Findings:
     mutants: dict[str, int]
     verdicts: dict[str, dict[str, int]]
     survivors: list[str]
+
+    def explained(self, reasons: Reasons) -> dict[str, int]:
+        """Return how many survivors of each kind have a reason."""
+        named = [one.partition(" ")[0] for one in self.survivors if reasons.of(self.symbol, one)]
+        return collections.Counter(named)
 
     def save(self, directory: Path) -> None:
         """Keep this in a file of its own."""
@@ -94,7 +106,42 @@ def _counted(verdicts: dict[str, int]) -> tuple[int, int, int]:
     return tried, tried - redundant - verdicts.get(SURVIVES, 0), redundant
 
 
-def render(findings: Sequence[Findings]) -> str:
+@dataclasses.dataclass(frozen=True)
+class Reasons:
+    """Why mutants that no check notices are redundant, as a person found out (docs/machine-mutant-reasons.json).
+
+        [{"kernels": [symbol, ..], "mutants": [pattern, ..], "reason": text}, ..]
+
+    A pattern is a regular expression for all of a mutant's words. A symbol that ends with "*" stands for all that begin
+    so.
+    """
+
+    entries: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Reasons:
+        entries = json.loads(path.read_text("utf-8"))
+        return cls(tuple((x["reason"], tuple(x["kernels"]), tuple(x["mutants"])) for x in entries))
+
+    def of(self, symbol: str, mutant: str) -> str | None:
+        """Return the reason for a mutant; None when nobody has given one."""
+        for reason, symbols, patterns in self.entries:
+            if any(fnmatch.fnmatchcase(symbol, one) for one in symbols):
+                if any(re.fullmatch(pattern, mutant) for pattern in patterns):
+                    return reason
+        return None
+
+    def unused(self, findings: Sequence[Findings]) -> list[str]:
+        """Return the patterns that no survivor fits."""
+        left = []
+        for _, symbols, patterns in self.entries:
+            fitting = [x for x in findings if any(fnmatch.fnmatchcase(x.symbol, one) for one in symbols)]
+            survivors = [mutant for x in fitting for mutant in x.survivors]
+            left += [one for one in patterns if not any(re.fullmatch(one, mutant) for mutant in survivors)]
+        return left
+
+
+def render(findings: Sequence[Findings], reasons: Reasons = Reasons()) -> str:  # noqa: B008 -- frozen
     """Return the page."""
     rules = "\n".join(
         textwrap.fill(f"- *{name}*: {what}.", 120, subsequent_indent="  ") for name, what in REDUNDANT.items()
@@ -122,52 +169,67 @@ def render(findings: Sequence[Findings]) -> str:
                 "",
                 "Each cell: noticed + redundant, of how many tried.",
                 "",
-                table_row("kernel", "sample", *KINDS, "open", "reached by no call", "noticed or redundant"),
-                table_row(*"-" * (len(KINDS) + 5)),
-                *(_of_kernel(one) for one in findings),
+                table_row("kernel", "sample", *KINDS, "reason", "open", "reached by no call", "noticed or redundant"),
+                table_row(*"-" * (len(KINDS) + 6)),
+                *(_of_kernel(one, reasons) for one in findings),
                 "",
                 "## Kinds",
                 "",
-                table_row("kind", "tried", *_SHOWN, "other", *REDUNDANT, "open", "noticed or redundant"),
-                table_row(*"-" * (len(_SHOWN) + len(REDUNDANT) + 5)),
-                *(_of_kind(kind, findings) for kind in KINDS),
+                table_row("kind", "tried", *_SHOWN, "other", *REDUNDANT, "reason", "open", "noticed or redundant"),
+                table_row(*"-" * (len(_SHOWN) + len(REDUNDANT) + 6)),
+                *(_of_kind(kind, findings, reasons) for kind in KINDS),
+                "",
+                "## Reasons",
+                "",
+                *_with_reason(findings, reasons),
                 "",
                 "## Open",
                 "",
-                *(line for one in findings for line in _open(one)),
+                *(line for one in findings for line in _open(one, reasons)),
             ]
         ).rstrip()
         + "\n"
     )
 
 
-def _of_kernel(one: Findings) -> str:
+def _with_reason(findings: Sequence[Findings], reasons: Reasons) -> Iterator[str]:
+    counts = collections.Counter(reasons.of(one.symbol, mutant) for one in findings for mutant in one.survivors)
+    for reason, count in counts.items():
+        if reason is not None:
+            yield textwrap.fill(f"- {count}: {reason}", 120, subsequent_indent="  ")
+
+
+def _of_kernel(one: Findings, reasons: Reasons) -> str:
     cells = []
     total = collections.Counter[str]()
     for kind in KINDS:
         verdicts = one.verdicts.get(kind, {})
         tried, noticed, redundant = _counted(verdicts)
-        total.update(tried=tried, fine=noticed + redundant, unreached=verdicts.get(UNREACHED, 0))
+        explained = one.explained(reasons).get(kind, 0)
+        total.update(tried=tried, fine=noticed + redundant + explained, unreached=verdicts.get(UNREACHED, 0))
+        total.update(explained=explained)
         cells.append(f"{noticed} + {redundant} of {tried}" if tried else "-")
     share = _share(total["fine"], total["tried"])
     sample = f"{one.count} a kind" if one.count else "all"
-    return table_row(one.symbol, sample, *cells, str(total["tried"] - total["fine"]), str(total["unreached"]), share)
+    left = total["tried"] - total["fine"]
+    return table_row(one.symbol, sample, *cells, *map(str, (total["explained"], left, total["unreached"])), share)
 
 
-def _of_kind(kind: str, findings: Sequence[Findings]) -> str:
+def _of_kind(kind: str, findings: Sequence[Findings], reasons: Reasons) -> str:
     verdicts = collections.Counter[str]()
     for one in findings:
         verdicts.update(one.verdicts.get(kind, {}))
     tried, noticed, redundant = _counted(verdicts)
     shown = [verdicts[name] for name in _SHOWN]
     rules = [verdicts[rule] for rule in REDUNDANT]
-    numbers = (tried, *shown, noticed - sum(shown), *rules, verdicts[SURVIVES])
-    return table_row(kind, *map(str, numbers), _share(noticed + redundant, tried))
+    explained = sum(one.explained(reasons).get(kind, 0) for one in findings)
+    numbers = (tried, *shown, noticed - sum(shown), *rules, explained, verdicts[SURVIVES] - explained)
+    return table_row(kind, *map(str, numbers), _share(noticed + redundant + explained, tried))
 
 
-def _open(one: Findings) -> Iterator[str]:
-    if one.survivors:
-        wrapped = [textwrap.wrap(line, 116, subsequent_indent="    ", break_on_hyphens=False) for line in one.survivors]
+def _open(one: Findings, reasons: Reasons) -> Iterator[str]:
+    if left := [mutant for mutant in one.survivors if reasons.of(one.symbol, mutant) is None]:
+        wrapped = [textwrap.wrap(line, 116, subsequent_indent="    ", break_on_hyphens=False) for line in left]
         yield from (f"{one.symbol}:", "", "```", *("\n".join(lines) for lines in wrapped), "```", "")
 
 

@@ -32,6 +32,8 @@ def _multiply(code: Code, instruction: Instruction) -> None:
     a, b, sums, left_alone, kinds, *disabled, added = instruction.operands
     ctas = 2 if "2CTA" in modifiers else 1
     in_memory = isinstance(a, Descriptor) and a.kind == "tmem"
+    if isinstance(left_alone, Descriptor) and left_alone.offset:
+        raise code.refuse()
     if isinstance(sums, Descriptor) and sums.offset or in_memory and isinstance(a, Descriptor) and a.offset:
         raise code.refuse()
     left = code.source(_described(code, a, "tmem" if in_memory else "gdesc"), 1 if in_memory else 2)
