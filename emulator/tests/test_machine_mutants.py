@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from tsmla_emulator.run.record import Record
 from tsmla_emulator.run.sass.image import kernels
 from tsmla_emulator.run.sass.uses import uses_of
 
+DOCS = Path(__file__).parents[1] / "docs"
 ROW_KERNELS = (
     "tsmla_key_mask_{}",
     "tsmla_pack_{}_bf16_to_e4m3_d128x64x128",
@@ -193,6 +196,15 @@ def test_reasons_are_for_survivors():
     assert "| 1 | 1 | 0 | 66.6 % |" in page and "- 1: It waits twice." in page
     assert "wait at 0x20" in page and "wait at 0x10" not in page
     assert reasons.unused([found]) == ["wait at 0x3.*"]
+
+
+def test_shipped_reasons_are_for_kernels_of_the_page():
+    page = (DOCS / "machine-mutants.md").read_text()
+    reasons = Reasons.read(DOCS / "machine-mutant-reasons.json")
+    of_page = re.findall(r"^\| (tsmla_\w+) \|", page, re.MULTILINE)
+    for reason, symbols, patterns in reasons.entries:
+        assert all(fnmatch.filter(of_page, symbol) for symbol in symbols)
+        assert f": {reason}" in " ".join(page.split()) and all(re.compile(pattern) for pattern in patterns)
 
 
 @pytest.fixture(scope="module")
