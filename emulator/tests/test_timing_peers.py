@@ -180,7 +180,7 @@ def test_names_are_symbols_that_the_model_finds():
         assert problem.arch_of(name) == peer.arch in machines.OF_ARCH
         assert name.startswith(f"{peer.package.name}_{peer.family}_{peer.arch}_{peer.dtype}_d")
         assert peer.family == "decode" or peer.rows % 128 == 0
-    assert {peer.package.name for peer in known.values()} == {"tokenspeed-mla", "flash-attn-4"}
+    assert {peer.package.name for peer in known.values()} == {"tokenspeed-mla", "flash-attn-4", "nvidia-cudnn-frontend"}
 
 
 def test_the_command_lists_peers_and_says_what_is_missing(capsys, monkeypatch):

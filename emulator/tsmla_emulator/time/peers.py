@@ -13,7 +13,7 @@ import dataclasses
 import multiprocessing
 from collections.abc import Mapping, Sequence
 
-from ..prove.controls import flash_attn_4, tokenspeed_mla
+from ..prove.controls import cudnn, flash_attn_4, tokenspeed_mla
 from ..prove.controls.control import Peer
 from ..run import machine as interpreter
 from ..run.emulate import emulated
@@ -46,7 +46,7 @@ class Seen:
 
 def peers() -> dict[str, Peer]:
     """Return all kernels that the model knows, by name; their packages need not be installed."""
-    return {peer.name: peer for source in (flash_attn_4, tokenspeed_mla) for peer in source.peers()}
+    return {peer.name: peer for source in (flash_attn_4, tokenspeed_mla, cudnn) for peer in source.peers()}
 
 
 def seen(peer: Peer, processors: int, shapes: Sequence[Shape], machine_code: bool = False) -> list[Seen]:

@@ -69,6 +69,7 @@ class Peer:
     section: bytes of keys and values whose heads a prefill runs together, the longest row tiles first, in powers of
         two; 0 where row tiles follow each other in the order of rows, heads, sequences.
     gathers: query tokens of a decode choose their keys, one by one.
+    heads: the heads of a token that its kernel has, which callers with fewer fill up; 0: any number.
     """
 
     package: Package
@@ -82,13 +83,15 @@ class Peer:
     persistent: bool = False
     section: int = 0
     gathers: bool = False
+    heads: int = 0
 
     @property
     def name(self) -> str:
         """The kernel's name, built like tsmla's symbols: package, family, architecture, dtype, dims and, for a prefill,
-        the mask, for a decode, "_gathers" where keys are chosen."""
+        the mask, for a decode, "_gathers" where keys are chosen and "_h64" where there is one number of heads."""
         mask = {"prefill": "_causal" if self.causal else "_full", "decode": "_gathers" * self.gathers}[self.family]
-        return f"{self.package.name}_{self.family}_{self.arch}_{self.dtype}_d{self.dims[0]}x{self.dims[1]}{mask}"
+        heads = f"_h{self.heads}" if self.heads else ""
+        return f"{self.package.name}_{self.family}_{self.arch}_{self.dtype}_d{self.dims[0]}x{self.dims[1]}{mask}{heads}"
 
 
 @dataclasses.dataclass

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 from . import reference
-from .control import Control, Package, Values
+from .control import Control, Package, Peer, Values
 
 PACKAGE = Package("nvidia-cudnn-frontend", "1.32.0")
 QUERIES, KEYS = 300, 700
@@ -81,6 +81,29 @@ def gathered(query: torch.Tensor, rows: torch.Tensor, lists: torch.Tensor) -> tu
     ):
         found = api.sparse_attention_forward_wrapper(query, rows, lists)
     return found["out"], found["lse"]
+
+
+def _chosen_of(kernel_heads: int, width: int, requests: int, queries: int, keys: int, heads: int) -> None:
+    """Call for tokens whose heads are filled up to those of a kernel."""
+    gathered(*reference.to_choose(requests * queries, kernel_heads, keys, width))
+
+
+def peers() -> list[Peer]:
+    """Return the kernels to model: those of chosen keys."""
+    return [
+        Peer(
+            PACKAGE,
+            "decode",
+            arch,
+            "bf16",
+            (512, width - 512),
+            functools.partial(_chosen_of, heads, width),
+            gathers=True,
+            heads=heads,
+        )
+        for arch in ("sm_100a", "sm_103a")
+        for heads, width in ((64, 576), (64, 512), (128, 512))
+    ]
 
 
 def controls() -> list[Control]:

@@ -127,11 +127,9 @@ def _chosen(heads: int) -> Values:
     return reference.compared(out, lse, expected)
 
 
-def _chosen_of(requests: int, queries: int, keys: int, heads: int) -> None:
-    """Call for tokens that choose so many of few rows: where they lie does not matter to time."""
-    query = torch.randn(requests * queries, heads, 576, device="cuda").bfloat16()
-    rows = torch.randn(4096, 576, device="cuda").bfloat16()
-    _gathered(query, rows, torch.randint(4096, (requests * queries, keys), dtype=torch.int32).to("cuda"))
+def _chosen_of(kernel_heads: int, requests: int, queries: int, keys: int, heads: int) -> None:
+    """Call for tokens whose heads are filled up to those of a kernel."""
+    _gathered(*reference.to_choose(requests * queries, kernel_heads, keys))
 
 
 def peers() -> list[Peer]:
@@ -163,5 +161,7 @@ def peers() -> list[Peer]:
                     )
                 )
     for arch in ("sm_100a", "sm_103a"):
-        found.append(Peer(PACKAGE, "decode", arch, "bf16", (512, 64), _chosen_of, gathers=True))
+        for heads, named in ((128, 0), (64, 64)):
+            call = functools.partial(_chosen_of, heads)
+            found.append(Peer(PACKAGE, "decode", arch, "bf16", (512, 64), call, gathers=True, heads=named))
     return found

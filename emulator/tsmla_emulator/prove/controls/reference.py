@@ -62,6 +62,14 @@ def choosing(
     return query, rows.bfloat16(), lists.int().to("cuda"), expected
 
 
+def to_choose(tokens: int, heads: int, keys: int, width: int = 576) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Make bf16 query [tokens, heads, width], few rows [4096, width], and lists of `keys` of these, at random, on the
+    GPU: where rows lie does not matter to modelled time."""
+    query = torch.randn(tokens, heads, width, device="cuda").bfloat16()
+    rows = torch.randn(4096, width, device="cuda").bfloat16()
+    return query, rows, torch.randint(len(rows), (tokens, keys), dtype=torch.int32).to("cuda")
+
+
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
