@@ -29,6 +29,7 @@ MEASURED_SHARED = "measured: microbench-shared-nvidia-h100-80gb-hbm3-20261124T12
 MEASURED_DEPENDENTS = "measured: microbench-dependents-nvidia-h100-80gb-hbm3-20261125T051836.json"
 S4 = "B300, github.com/ademeure/QuickRunCUDA, B300_PIPE_CATALOG.md, audited values"
 UMMA = "github.com/SemiAnalysisAI/microbench-blackwell, umma_latency, umma_throughput (B200)"
+MOVES = "github.com/facebookexperimental/triton, LatencyModel.cpp (1d124e4), B200, four warps"
 ASSUMED = "assumed"
 
 
@@ -198,9 +199,11 @@ B200 = dataclasses.replace(
     product_start=Value(25, UMMA + ": 148 of SS M128 without the products, divided by assumption"),
     product_tail=Value(115, UMMA + ": 148 of SS M128 without the products, divided by assumption", 95, 150),
     tensor_load_rate=Value(128, "assumed; " + S4 + ": 53 to 128 bytes a clock and sub-partition", 64, 128),
-    tensor_store_rate=Value(128, "assumed; " + S4 + ": 86 to 115"),
-    tensor_load_latency=Value(60, "assumed: nobody measured it; comments in kernels say 200 and 420", 30, 200),
-    tensor_store_latency=Value(30, "assumed", 15, 100),
+    tensor_store_rate=Value(256, MOVES + ": 96 clk of 128 columns less 64 of 64; " + S4 + ": 86 to 115", 86, 256),
+    tensor_load_latency=Value(
+        115, MOVES + ": 179 clk of 64 columns, the transfer taken off, at most 532 less that of 128", 51, 404
+    ),
+    tensor_store_latency=Value(32, MOVES + ": 64 clk of 64 columns, the transfer taken off", 15, 100),
     tensor_alloc=Value(253, S4),
 )
 GB200 = dataclasses.replace(B200, name="GB200", clock=Value(2062, "VeOmni#986: at most", 1850, 2062))
