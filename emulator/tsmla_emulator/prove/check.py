@@ -344,7 +344,8 @@ def decode_rows(arch: Arch, row: RowFormat | None = None, gathers: bool = False)
     if few is not None:
         return DECODE_ROWS, few.row_tile + 2
     scales = None if row is None else row.scales
-    if scales is None and not (gathers and row is not None and row.piece("latent").dtype is Dtype.BF16):
+    chosen = gathers and row is not None and row.piece("latent").dtype is Dtype.BF16
+    if scales is None and not chosen:
         return (DECODE_ROWS,)
     pairs = (HOPPER_PAIR_ROWS,) if scales is not None and scales.in_row else ()
     return (DECODE_ROWS, *pairs, HOPPER_FEW_ROWS + 2)

@@ -7,7 +7,6 @@ torch for devices and streams.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
@@ -17,7 +16,7 @@ from unittest import mock
 import torch
 
 from . import reference
-from .control import Control, Package, Peer, Values
+from .control import Control, Package, Peer, Values, nothing
 
 PACKAGE = Package("nvidia-cudnn-frontend", "1.32.0")
 QUERIES, KEYS = 300, 700
@@ -70,9 +69,6 @@ def gathered(query: torch.Tensor, rows: torch.Tensor, lists: torch.Tensor) -> tu
     lists: [tokens, top_k]; what is no row's number is no key.
     """
     from cudnn.deepseek_sparse_attention.sparse_attention_forward import _interface_sm100, api
-
-    def nothing(*_: Any) -> Any:
-        return contextlib.nullcontext()
 
     with (
         mock.patch.object(_interface_sm100, "_record_stream", nothing),

@@ -5,7 +5,6 @@ The package imports its compilers of CUDA and much else; of it only the modules 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import sys
@@ -16,7 +15,7 @@ from unittest import mock
 import torch
 
 from . import reference
-from .control import Control, Package, Values
+from .control import Control, Package, Values, nothing
 
 PACKAGE = Package("flashinfer-python", "0.7.4")
 FP8 = Values(out=3e-2, lse=None)
@@ -48,9 +47,6 @@ def _heavily_compressed(heads: int) -> Values:
     tables = torch.stack([torch.randperm(len(pages))[:6] for _ in windows]).int()
     seen = torch.tensor(lengths, dtype=torch.int32) + WINDOW
     module = _wrapper()
-
-    def nothing(*_: Any) -> Any:
-        return contextlib.nullcontext()
 
     with mock.patch.object(module, "require_cute_dsl_arch", nothing), mock.patch.object(torch.cuda, "device", nothing):
         out = module.cute_dsl_hca_decode(
