@@ -198,7 +198,7 @@ def _query_as_given(
     batch, q_len, _, _ = latent_piece.shape
     latent = cute.make_rmem_tensor((4 * vectors, vectors, geometry.vectors, 2), Int32)
     rope = None
-    if const_expr(geometry.has_rope):
+    if const_expr(geometry.stored.has("rope")):
         rope = cute.make_rmem_tensor((2, 2), Int32)
     first = task.first_row - task.request * (q_len * heads.value)
     for row in cutlass.range_constexpr(2):
@@ -215,7 +215,7 @@ def _query_as_given(
                     cute.make_tensor(aligned(source + 4 * vector, 16), cute.make_layout(4)),
                     cute.make_tensor(latent[None, 0, part, row].iterator + 4 * vector, cute.make_layout(4)),
                 )
-        if const_expr(geometry.has_rope):
+        if const_expr(geometry.stored.has("rope")):
             source = aligned(cute.domain_offset((*place, warp * 16 + quad_lane * 4), query.pieces[1]).iterator, 8)
             source = cute.recast_ptr(source, dtype=Int32)
             cute.autovec_copy(cute.make_tensor(source, cute.make_layout(2)), rope[None, row])
@@ -228,14 +228,14 @@ def _operands(geometry: cutlass.Constexpr[FewRowsGeometry], given: tuple) -> tup
     latent, rope = given
     steps, second = geometry.vector_steps, None
     first = cute.make_rmem_tensor((4, geometry.vectors * steps), Int32)
-    if const_expr(geometry.has_rope):
+    if const_expr(geometry.stored.has("rope")):
         second = cute.make_rmem_tensor(4, Int32)
     for row in cutlass.range_constexpr(2):
         for word in cutlass.range_constexpr(2):
             for vector in cutlass.range_constexpr(geometry.vectors):
                 for step in cutlass.range_constexpr(steps):
                     first[row + 2 * word, vector * steps + step] = latent[2 * step + word, 0, vector, row]
-            if const_expr(geometry.has_rope):
+            if const_expr(geometry.stored.has("rope")):
                 second[row + 2 * word] = rope[word, row]
     return first, second
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from cutlass.cutlass_dsl import Numeric
+from tsmla.identity.dtype import bytes_of
 from tsmla.identity.row_format import SCALE_BYTES, RowFormat
 from tsmla.identity.variant import Dtype
 
@@ -89,7 +90,7 @@ class FewRowsGeometry:
     @property
     def number_bytes(self) -> int:
         """Bytes of a number of the latent piece."""
-        return self.stored.piece("latent").dtype.bits // 8
+        return bytes_of(self.stored.piece("latent").dtype.bits)
 
     @property
     def product(self) -> type[Numeric]:
@@ -110,10 +111,6 @@ class FewRowsGeometry:
     def rope_at(self) -> int:
         """Offset of the rope piece in a row; in a stage, where pieces lie apart."""
         return self.stored.offset("rope") * (self.tile_kv if self.apart else 1)
-
-    @property
-    def has_rope(self) -> bool:
-        return any(piece.name == "rope" for piece in self.stored.pieces)
 
     @property
     def scales_at(self) -> int | None:
@@ -207,7 +204,7 @@ class FewRowsGeometry:
     def check(self) -> None:
         assert self.stored.value_columns == TEAM_WARPS * STRIP, self
         assert STRIP == LIFTED_COLUMNS, self
-        assert not self.has_rope or self.stored.piece("rope").bytes == STRIP, self
+        assert not self.stored.has("rope") or self.stored.piece("rope").bytes == STRIP, self
         scales = self.stored.scales
         if scales is None:
             assert self.gathers and self.row_bytes % 128 == VECTOR_BYTES, self

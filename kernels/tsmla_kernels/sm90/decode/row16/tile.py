@@ -99,7 +99,7 @@ def lane_of(geometry: cutlass.Constexpr[FewRowsGeometry], exchange: Int32, team:
         size, strip = geometry.row_bytes, warp * (STRIP * geometry.number_bytes)
         scored = (key * size + strip + quad_lane * VECTOR_BYTES,) * geometry.vectors
         rope = scales = None
-        if const_expr(geometry.has_rope):
+        if const_expr(geometry.stored.has("rope")):
             rope = key * size + geometry.rope_at + warp * 32 + quad_lane * 8
         if const_expr(not geometry.plain):
             scales = tuple(key * size + geometry.scales_at + warp * 4 for key in own)
@@ -159,7 +159,7 @@ def scores_of(
                 logs[i, block] = cute.math.log2(cute.math.absf(scale), fastmath=True)
                 for row in cutlass.range_constexpr(2):
                     scores[2 * row + i, block] = scores[2 * row + i, block] * scale
-    if const_expr(geometry.has_rope):
+    if const_expr(geometry.stored.has("rope")):
         rope = [state.rope[i] for i in range(4)]
         for block in cutlass.range_constexpr(blocks):
             words = cute.make_rmem_tensor(2, Int32)
@@ -265,10 +265,7 @@ def _hide(
 ) -> None:  # fmt: skip
     """Set scores of keys that a row may not see, or that are not there, to -inf; `first_key` is the tile's first."""
     quad_lane = cute.arch.lane_idx() % QUAD
-    if const_expr(geometry.plain):
-        first = first_key + geometry.first_of(state.warp)
-    else:
-        first = first_key + state.warp * geometry.first_of(geometry.own_blocks)
+    first = first_key + geometry.first_of(geometry.own_blocks * state.warp)
     for row in cutlass.range_constexpr(2):
         for block in cutlass.range_constexpr(geometry.own_blocks):
             for i in cutlass.range_constexpr(2):
