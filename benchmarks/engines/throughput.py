@@ -56,6 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", type=Case, action="append", default=[], help="REQUESTSxPROMPT+NEW; repeatable")
 
 
+def _name(options: argparse.Namespace) -> str:
+    """Return what a record is called, by which a newer one supersedes it: the cache is in it that all backends have."""
+    kind = "first-token" if all(case.new == 1 for case in options.case) else "throughput"
+    caches = {backend.arguments.get("kv_cache_dtype", options.kv) for backend in options.backends}
+    kv = caches.pop() if len(caches) == 1 else options.kv
+    label = model.label(argparse.Namespace(**{**vars(options), "kv": kv}))
+    return f"vllm-{kind}-{label}{'-cached' * options.cached}"
+
+
 def run(options: argparse.Namespace) -> None:
     each = options.memory / len(options.backends)
     engines = []
@@ -63,8 +72,7 @@ def run(options: argparse.Namespace) -> None:
         if isinstance(engine, EngineError):
             raise engine
         engines.append(engine)
-    kind = "first-token" if all(case.new == 1 for case in options.case) else "throughput"
-    name = f"vllm-{kind}-{model.label(options)}{'-cached' * options.cached}"
+    name = _name(options)
     results: list[dict[str, Any]] = []
     profiles: dict[str, Any] = {}
     record = {

@@ -195,6 +195,21 @@ def test_the_time_to_a_first_token_is_beside_the_fastest_backend_with_this_cache
     assert rows == [f"{call}, fp8_ds_mla cache", "1,500 ms", "", "FASTEST", "3.000", ""]
 
 
+@pytest.mark.parametrize(
+    "backends, cache",
+    [
+        (["FLASHMLA", "TSMLA"], "auto"),
+        (["FLASHMLA,kv_cache_dtype=fp8", "TSMLA,kv_cache_dtype=fp8"], "fp8"),
+        (["TSMLA", "TSMLA,kv_cache_dtype=fp8"], "auto"),
+    ],
+)
+def test_a_record_is_named_by_the_cache_that_all_backends_have(backends, cache):
+    parser = argparse.ArgumentParser()
+    throughput.add_arguments(parser)
+    options = parser.parse_args([*backends, "--heads", "64", "--case", "1x64+1"])
+    assert throughput._name(options) == f"vllm-first-token-{cache}-64-heads"
+
+
 def test_a_row_is_of_the_last_record_that_has_it():
     options = {"heads": 64, "layers": 24, "kv": "fp8"}
     older, newer = (
