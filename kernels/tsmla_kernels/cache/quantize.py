@@ -10,12 +10,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cutlass_dsl import Numeric, select_
-from tsmla.identity.row_format import LARGEST_E4M3, LEAST_AMAX, LEAST_SCALE, RowFormat
+from tsmla.identity.row_format import LEAST_AMAX, LEAST_SCALE, RowFormat
 from tsmla.identity.variant import QuantizeQVariant, WriteCacheVariant
 
 from ..parts.precision import numeric
-from .quotient import quotients, reciprocal_of
-from .rows import HALVES, LANES, ROPE_VECTOR, VECTOR, Row
+from .quotient import of_largest_e4m3, quotients, reciprocal_of, short_quotients
+from .rows import HALVES, LANES, VECTOR, Row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,19 +80,8 @@ class Quantizer:
         if cutlass.const_expr(self.rope_dtype is not self.dtype):
             rope = quotients(rope, reciprocal_of(scales[0]))
         elif cutlass.const_expr(self.row.scales is not None and self.row.scales.whole_row):
-            rope = _divided(rope, scales[0])
+            rope = short_quotients(rope, reciprocal_of(scales[0]))
         row.rope_vector(self.rope_dtype, lane).store(rope.to(self.rope_dtype))
-
-
-@cute.jit
-def _divided(values: cute.TensorSSA, scale: Float32) -> cute.TensorSSA:
-    """Divide the lane's rope columns by the scale, rounded to nearest: a product where the scale is a power of two."""
-    result = cute.make_rmem_tensor(ROPE_VECTOR, Float32)
-    if scale.bitcast(Int32) & _MANTISSA == 0:
-        result.store(values.to(Float32) * (Float32(1.0) / scale))
-    else:
-        result.store(values.to(Float32) / scale)
-    return result.load()
 
 
 def _largest(values: cute.TensorSSA) -> Float32:
@@ -106,9 +95,9 @@ def _largest(values: cute.TensorSSA) -> Float32:
 def _scale_of(amax: Float32, power_of_two: Int32, whole_row: bool) -> Float32:
     """The scale of values of which `amax` is the largest magnitude, as `mla_write_cache` defines it."""
     if whole_row:
-        quotient = cute.arch.fmax(amax, LEAST_AMAX) / LARGEST_E4M3
+        quotient = of_largest_e4m3(cute.arch.fmax(amax, LEAST_AMAX))
     else:
-        quotient = cute.arch.fmax(amax / LARGEST_E4M3, LEAST_SCALE)
+        quotient = cute.arch.fmax(of_largest_e4m3(amax), LEAST_SCALE)
     above = ((quotient.bitcast(Int32) + _MANTISSA) & ~_MANTISSA).bitcast(Float32)
     scale = Float32(select_(power_of_two != 0, above, quotient))
     return Float32(select_(amax == 0.0, Float32(1.0), scale)) if whole_row else scale
