@@ -9,5 +9,5 @@ SIDE_BY_SIDE = 132
 heads as make these up come together, those with fewer rows last."""
 ALIKE = 8
 """Keys of a sequence, in multiples of its queries, beyond which a causal mask makes query tiles differ by little."""
-LIST_WORDS = 3
+LIST_WORDS = 4
 """Words that say where a query tile's list of KV tiles is (`visits.list_of`)."""

@@ -1,8 +1,9 @@
 """Which KV tiles each query tile visits where a key mask decides: a kernel of its own lists them, once for all heads.
 
-A list is a row of words: how many tiles are visited, and then, in order, a tile's number times 2, plus 1 where some row
-may not see all of its keys. Attention takes as many instructions to look through a tile's words of the mask as a tenth
-of a tile of 8 bits (kernels/log/hopper-prefill.md, 56), and its heads see the same."""
+A list begins in the middle of a row of words: how many tiles are visited; how many of these are partial, which means
+that some row may not see all of their keys; then the numbers of the partial ones. The others' numbers lie before it,
+backwards; they are visited last and need no mask. Attention takes as many instructions to look through a tile's words
+of the mask as a tenth of a tile of 8 bits (kernels/log/hopper-prefill.md, 56), and its heads see the same."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from ..parts import ptx
 from ..parts.warp import QUAD
 from .tile_bounds import LIST_WORDS
 from .tile_scheduler import Packs, QueryTile, query_tile, tile_bound
-from .work_range import WorkRange, tile_at, work_range
+from .work_range import COUNTS, WorkRange, tile_at, work_range
 
 MASK_BITS = 32
 """Keys of a word of a key mask."""
@@ -46,12 +47,13 @@ def list_number(tile: QueryTile, tile_q: int) -> Int32:
     return tile.q.start // tile_q + tile.sequence + tile.tile
 
 
-def list_of(mask: KeyMask, tile: QueryTile, tile_q: int) -> tuple[Int32, Int32, Int32]:
-    """LIST_WORDS words: how many tiles a query tile visits, none if there is no such query tile, and the address of
-    the first one's word."""
-    start = mask.lists.iterator.toint() + Int64(list_number(tile, tile_q)) * mask.lists.stride[0] * 4
-    first = start + 4
-    return ptx.load_if(tile.valid, start, 0, 1)[0], first.to(Int32), (first >> 32).to(Int32)
+def list_of(mask: KeyMask, tile: QueryTile, tile_q: int) -> tuple[Int32, Int32, Int32, Int32]:
+    """LIST_WORDS words: how many tiles a query tile visits, none if there is no such query tile, how many of them are
+    partial, and the address of the first partial one's word."""
+    row = mask.lists.iterator.toint() + Int64(list_number(tile, tile_q)) * mask.lists.stride[0] * 4
+    listed = row + Int64(mask.lists.shape[1] // 2 + COUNTS) * 4
+    tiles, partial = (ptx.load_if(tile.valid, listed, offset, 1)[0] for offset in (-4 * COUNTS, 4 - 4 * COUNTS))
+    return tiles, partial, listed.to(Int32), (listed >> 32).to(Int32)
 
 
 def address_of(low: Int32, high: Int32) -> Int64:
@@ -61,8 +63,8 @@ def address_of(low: Int32, high: Int32) -> Int64:
 
 def listed_work(words) -> WorkRange:
     """The KV tiles of a query tile whose list is where LIST_WORDS `words` say."""
-    tiles, low, high = (words[index] for index in range(LIST_WORDS))
-    return WorkRange(tiles, tiles, address_of(low, high))
+    tiles, partial, low, high = (words[index] for index in range(LIST_WORDS))
+    return WorkRange(tiles, partial, address_of(low, high))
 
 
 @cute.jit
@@ -89,29 +91,31 @@ def _survey(mask: KeyMask, packs: Packs, tile_q: cutlass.Constexpr[int], tile_kv
     tile = query_tile(cute.arch.block_idx()[0], packs, tile_q, 1)
     if tile.valid:
         work = work_range(tile.tile * tile_q, tile_q, tile_kv, tile.q.length, tile.kv.length, mask.causal)
-        listed = mask.lists[list_number(tile, tile_q), None]
-        taken = Int32(0)
+        words, middle = mask.lists[list_number(tile, tile_q), None], mask.lists.shape[1] // 2
+        tiles, partial = Int32(0), Int32(0)
         for first in cutlass.range(0, work.tiles, WARPS, unroll=1):
-            index, word = first + warp, Int32(0)
+            index, kind = first + warp, Int32(0)
             if index < work.tiles:
-                number = tile_at(work, index)
-                seen, whole = _seen_and_whole(mask, tile_q, tile_kv, tile, number)
+                seen, whole = _seen_and_whole(mask, tile_q, tile_kv, tile, tile_at(work, index))
                 if seen:
-                    partial = (index < work.masked) | ~whole
-                    word = number * 2 + select_(partial, Int32(1), Int32(0)) + 1
+                    kind = select_(whole & (index >= work.masked), Int32(1), Int32(2))
             with cute.arch.elect_one():
-                found[warp] = word
+                found[warp] = kind
             cute.arch.sync_threads()
             if warp == 0:
-                word = found[lane]
-                seen_by = cute.arch.vote_ballot_sync(word != 0)
-                if word != 0:
-                    listed[1 + taken + cute.arch.popc(seen_by & ((Int32(1) << lane) - 1))] = word - 1
-                taken += cute.arch.popc(seen_by)
+                kind, below_lane = found[lane], (Int32(1) << lane) - 1
+                wholes, partials = (cute.arch.vote_ballot_sync(kind == each) for each in (1, 2))
+                place = middle + COUNTS + partial + cute.arch.popc(partials & below_lane)
+                if kind == 1:
+                    place = middle - 1 - (tiles - partial) - cute.arch.popc(wholes & below_lane)
+                if kind != 0:
+                    words[place] = tile_at(work, first + lane)
+                partial += cute.arch.popc(partials)
+                tiles += cute.arch.popc(wholes | partials)
             cute.arch.sync_threads()
         if warp == 0:
             with cute.arch.elect_one():
-                listed[0] = taken
+                words[middle], words[middle + 1] = tiles, partial
 
 
 @cute.jit

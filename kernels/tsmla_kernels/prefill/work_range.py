@@ -16,10 +16,14 @@ from cutlass.cutlass_dsl import select_
 
 from ..parts import ptx
 
+COUNTS = 2
+"""Words between those that list whole tiles and those that list partial ones (`visits.py`)."""
+
 
 class WorkRange(NamedTuple):
-    """Tiles `0 .. tiles - 1` are visited; the `masked` last ones hold a column that some row may not see. With a key
-    mask as many tiles are visited, whose words in `visits` begin at the address `listed`, and `masked` says nothing."""
+    """Tiles `0 .. tiles - 1` are visited; the `masked` last ones hold a column that some row may not see, and come
+    first. With a key mask, words from the address `listed` on have the numbers of those, and words before it the
+    others'."""
 
     tiles: Int32
     masked: Int32
@@ -60,7 +64,8 @@ def work_range(
 def tile_at(work: WorkRange, count: Int32) -> Int32:
     """The tile visited as number `count` of the range."""
     if const_expr(work.listed is not None):
-        tile = tile_of(visit_at(work, count))
+        place = select_(count < work.masked, count, work.masked - COUNTS - 1 - count)
+        tile = _listed(work, count < work.tiles, Int32(place))
     else:
         tile = work.tiles - 1 - count
         if count >= work.masked:
@@ -68,17 +73,10 @@ def tile_at(work: WorkRange, count: Int32) -> Int32:
     return tile
 
 
-def is_partial(visit: Int32) -> Boolean:
-    """Whether some row may not see all of a listed tile."""
-    return (visit & 1) != 0
+def partial_tile(work: WorkRange, count: Int32) -> Int32:
+    """The tile visited as number `count`, if it is a partial one of a list; else 0."""
+    return _listed(work, count < work.masked, count)
 
 
-def tile_of(visit: Int32) -> Int32:
-    """The number of a listed tile in its sequence."""
-    return visit >> 1
-
-
-def visit_at(work: WorkRange, count: Int32) -> Int32:
-    """The word that lists the tile visited as number `count`, with a key mask; 0 behind the last."""
-    there = Boolean(count < work.tiles)
-    return cute.arch.make_warp_uniform(ptx.load_if(there, work.listed + Int64(count) * 4, 0, 1)[0])
+def _listed(work: WorkRange, there: Boolean, place: Int32) -> Int32:
+    return cute.arch.make_warp_uniform(ptx.load_if(Boolean(there), work.listed + Int64(place) * 4, 0, 1)[0])

@@ -34,7 +34,7 @@ from ...parts.row_end import NATURAL, RowEnd, count_earlier, count_sink, end_of_
 from ...prefill.call import PrefillResults
 from ...prefill.tile_scheduler import QueryTile
 from ...prefill.visits import KeyMask, listed_work
-from ...prefill.work_range import WorkRange, is_partial, last_column_ahead, tile_at, tile_of, visit_at
+from ...prefill.work_range import WorkRange, last_column_ahead, partial_tile, tile_at
 from .geometry import PrefillGeometry
 from .key_mask import MaskedRow, masked_row, read_words, seen_keys
 from .plan import place_of
@@ -169,29 +169,29 @@ def softmax(
 
 @cute.jit
 def _visit_list(row: Row, state: RowState, own: TileWork) -> RowState:
-    """Visit the listed tiles that the query tile takes part in. A list's words are read a tile ahead."""
-    visit = visit_at(row.work, own.start)
-    upcoming = visit_at(row.work, own.start + 1)
-    state = _step(row, state, Int32(0), True, True, visit)
-    for event in cutlass.range(1, own.events, unroll=1):
-        visit, upcoming = upcoming, visit_at(row.work, own.start + event + 1)
-        if is_partial(visit):
-            state = _step(row, state, event, True, False, visit)
-        else:
-            state = _step(row, state, event, False, False)
+    """Visit the listed tiles that the query tile takes part in: partial ones, whose numbers are read a tile ahead,
+    then whole ones."""
+    tile, upcoming = tile_at(row.work, own.start), partial_tile(row.work, own.start + 1)
+    state = _step(row, state, Int32(0), True, True, tile)
+    whole = cutlass.max(row.work.masked - own.start, 1)
+    for event in cutlass.range(1, whole, unroll=1):
+        tile, upcoming = upcoming, partial_tile(row.work, own.start + event + 1)
+        state = _step(row, state, event, True, False, tile)
+    for event in cutlass.range(whole, own.events, unroll=1):
+        state = _step(row, state, event, False, False)
     return state
 
 
 @cute.jit
 def _step(
     row: Row, state: RowState, event: Int32, masked: cutlass.Constexpr, is_first: cutlass.Constexpr,
-    visit: Int32 | None = None,
+    listed: Int32 | None = None,
 ) -> RowState:  # fmt: skip
     """Turn scores of one KV tile into probabilities; tells the correction by how much to rescale, and the MMAs to go
-    on. visit: with a key mask, the word that lists a tile of which some row may not see all."""
+    on. listed: with a key mask, the tile's number, if some row may not see all of it."""
     words = None
-    if const_expr(visit is not None):
-        words = read_words(row.key_mask, tile_of(visit))
+    if const_expr(listed is not None):
+        words = read_words(row.key_mask, listed)
     tile_kv = row.geometry.tile_kv
     shared = row.shared
     growth = row.probabilities.growth(state.total, 1)
@@ -210,7 +210,7 @@ def _step(
             if const_expr(words is None):
                 scores = mask_row(scores, row.visible - tile_at(row.work, row.start + event) * tile_kv)
             else:
-                scores = mask_missing(scores, seen_keys(words, row.visible - tile_of(visit) * tile_kv))
+                scores = mask_missing(scores, seen_keys(words, row.visible - listed * tile_kv))
         seen = row_maximum(scores, nan=row.schedule.emulated > 0)
     if const_expr(row.geometry.plan.crossed):
         tmem.fence_before()

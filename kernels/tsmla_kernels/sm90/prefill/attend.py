@@ -21,7 +21,7 @@ from ...parts.precision import Probabilities
 from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
 from ...prefill.call import PrefillResults
 from ...prefill.visits import KeyMask
-from ...prefill.work_range import WorkRange, is_partial, visit_at
+from ...prefill.work_range import WorkRange, partial_tile, tile_at
 from .key_mask import masked_rows
 from .policy import policy_of
 from .steps import Edges, PrefillState, RowStates, first_tile, start_values, step
@@ -232,30 +232,17 @@ def _visit_range(state: PrefillState, start: Int32):
 
 @cute.jit
 def _visit_list(state: PrefillState):
-    """Visit the tiles that are listed. Their words are read two tiles ahead, and the mask's one."""
+    """Visit the tiles that are listed: partial ones, whose numbers are read two tiles ahead, and the mask's words one,
+    then whole ones."""
     work, before = state.work, state.tiles_before
-    visit, upcoming = visit_at(work, Int32(0)), visit_at(work, Int32(1))
-    first_tile(state, before, (visit, upcoming))
-    if const_expr(state.policy.loops_apart):
-        index = Int32(1)
-        while index < work.tiles:
-            whole = not is_partial(upcoming)
-            while whole:
-                visit, upcoming = upcoming, visit_at(work, index + 1)
-                step(state, before + index, False, (visit, upcoming))
-                index += 1
-                whole = (index < work.tiles) & (not is_partial(upcoming))
-            if index < work.tiles:
-                visit, upcoming = upcoming, visit_at(work, index + 1)
-                step(state, before + index, True, (visit, upcoming))
-                index += 1
-    else:
-        for index in cutlass.range(1, work.tiles, unroll=1):
-            visit, upcoming = upcoming, visit_at(work, index + 1)
-            if is_partial(visit):
-                step(state, before + index, True, (visit, upcoming))
-            else:
-                step(state, before + index, False, (visit, upcoming))
+    tile, upcoming = tile_at(work, Int32(0)), partial_tile(work, Int32(1))
+    first_tile(state, before, (tile, upcoming))
+    whole = cutlass.max(work.masked, 1)
+    for index in cutlass.range(1, whole, unroll=1):
+        tile, upcoming = upcoming, partial_tile(work, index + 1)
+        step(state, before + index, True, (tile, upcoming))
+    for count in cutlass.range(before + whole, before + work.tiles, unroll=1):
+        step(state, count, False)
 
 
 @cute.jit

@@ -36,9 +36,6 @@ class PrefillPolicy:
     keys_fill_l2: the keys and values of about three query tiles for each SM, as many as prompts have, fill an L2.
     reads_ahead: with a key mask, a tile's words are read while the tile before is in softmax, which holds registers
     that 8 bits do not have (log, 56).
-    loops_apart: with a key mask, tiles of which rows see all keys have a loop of their own. With both kinds in one,
-    each such tile jumps over the code of the other. Where three warpgroups of 8 bits attend, that is 3 % of time; 16
-    bits lose 1 %, and 256 columns tie or have no registers for it (log, 60).
     masked: a key mask decides which tiles are visited, all of which every warpgroup visits."""
 
     tile_q: int
@@ -53,7 +50,6 @@ class PrefillPolicy:
     starts_early: bool = False
     keys_fill_l2: bool = False
     reads_ahead: bool = False
-    loops_apart: bool = False
     masked: bool = False
 
     @property
@@ -65,7 +61,7 @@ class PrefillPolicy:
 POLICIES = {
     (16, 128): PrefillPolicy(128, 128, 2, alone_if_long=True, reads_ahead=True),
     (16, 256): PrefillPolicy(128, 80, 2, lazy=True, ends_early=True, keys_fill_l2=True, reads_ahead=True),
-    (8, 128): PrefillPolicy(192, 80, 3, 3, lazy=True, follows_if_long=True, short_last=True, loops_apart=True),
+    (8, 128): PrefillPolicy(192, 80, 3, 3, lazy=True, follows_if_long=True, short_last=True),
     (8, 256): PrefillPolicy(128, 96, 2, 2, lazy=True, ends_early=True, starts_early=True),
 }
 """(bits of a number, columns of a value) -> policy."""

@@ -16,7 +16,7 @@ from ...parts.hopper.softmax import exponentiate, scale_rows
 from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
 from ...prefill.tile_scheduler import QueryTile
-from ...prefill.work_range import WorkRange, is_partial, tile_at, tile_of
+from ...prefill.work_range import WorkRange, tile_at
 from .key_mask import MaskedRows, hide, read_words
 from .policy import PrefillPolicy
 
@@ -97,25 +97,25 @@ def start_values(state: PrefillState, count: Int32):
 
 
 @cute.jit
-def _read_ahead(state: PrefillState, visits: tuple[Int32, Int32] | None):
-    """With a key mask, start reading what it says of the next tile, if some row may not see all of it: that takes
-    longer than the tile's scores."""
-    if const_expr(visits is not None and state.policy.reads_ahead):
-        read_words(state.masked, tile_of(visits[1]), is_partial(visits[1]))
+def _read_ahead(state: PrefillState, count: Int32, listed: tuple[Int32, Int32] | None):
+    """With a key mask, start reading what it says of the tile behind number `count`, if some row may not see all of
+    it: that takes longer than the tile's scores."""
+    if const_expr(listed is not None and state.policy.reads_ahead):
+        read_words(state.masked, listed[1], count + 1 - state.tiles_before < state.work.masked)
 
 
 @cute.jit
-def _hide(state: PrefillState, scores: cute.Tensor, count: Int32, visits: tuple[Int32, Int32] | None):
+def _hide(state: PrefillState, scores: cute.Tensor, count: Int32, listed: tuple[Int32, Int32] | None):
     """Set to -inf what rows do not see of tile `count`'s scores; with a key mask, the words of it are there."""
     view = rows_columns(scores)
-    if const_expr(visits is None):
+    if const_expr(listed is None):
         first_column = tile_at(state.work, count - state.tiles_before) * state.tile_kv
         mask_scores(
             view, state.coordinates, state.first_row, first_column, state.tile.q.length, state.tile.kv.length,
             state.causal,
         )  # fmt: skip
     else:
-        hide(view, state.coordinates, state.masked, tile_of(visits[0]))
+        hide(view, state.coordinates, state.masked, listed[0])
 
 
 @cute.jit
@@ -155,32 +155,32 @@ def _round(state: PrefillState, scores: cute.Tensor):
 
 
 @cute.jit
-def first_tile(state: PrefillState, count: Int32, visits: tuple[Int32, Int32] | None = None):
-    """Make scores and softmax of the first tile. visits: with a key mask, its word and the next tile's."""
+def first_tile(state: PrefillState, count: Int32, listed: tuple[Int32, Int32] | None = None):
+    """Make scores and softmax of the first tile. listed: with a key mask, its number and the next partial tile's."""
     scores = start_scores(state, count)
-    if const_expr(visits is not None):
-        read_words(state.masked, tile_of(visits[0]), True)
+    if const_expr(listed is not None):
+        read_words(state.masked, listed[0], True)
     warpgroup.wait_group(0)
     have_scores(state, count)
-    _hide(state, scores, count, visits)
-    _read_ahead(state, visits)
+    _hide(state, scores, count, listed)
+    _read_ahead(state, count, listed)
     _softmax(state, scores, state.may_hide_rows, True)
     _round(state, scores)
 
 
 @cute.jit
-def step(state: PrefillState, count: Int32, hides: cutlass.Constexpr, visits: tuple[Int32, Int32] | None = None):
+def step(state: PrefillState, count: Int32, hides: cutlass.Constexpr, listed: tuple[Int32, Int32] | None = None):
     """Make scores of tile `count` while the values of the tile before are added; then its softmax. hides: some row may
-    not see all of its keys. visits: with a key mask, its word and the next tile's."""
+    not see all of its keys. listed: with a key mask, such a tile's number and the next one's."""
     scores = start_scores(state, count)
     start_values(state, count - 1)
-    if const_expr(hides and visits is not None and not state.policy.reads_ahead):
-        read_words(state.masked, tile_of(visits[0]), True)
+    if const_expr(listed is not None and not state.policy.reads_ahead):
+        read_words(state.masked, listed[0], True)
     warpgroup.wait_group(1)
     have_scores(state, count)
     if const_expr(hides):
-        _hide(state, scores, count, visits)
-    _read_ahead(state, visits)
+        _hide(state, scores, count, listed)
+    _read_ahead(state, count, listed)
     moves = _softmax(state, scores, hides and state.may_hide_rows, False)
     warpgroup.wait_group(0)
     state.edges.v.release(count - 1)
