@@ -131,9 +131,13 @@ class PrefillGeometry:
 
     @property
     def tmem_base_offset(self) -> int:
-        """Offset of the tensor memory address, and behind it the words that say, with a key mask, where the list of KV
-        tiles is; barriers lie before them."""
-        return self.factors_offset - 4 * (1 + LIST_WORDS)
+        """Offset of the tensor memory address."""
+        return self.factors_offset - 16
+
+    @property
+    def visits_offset(self) -> int:
+        """Offset of the words that say, with a key mask, where the list of KV tiles is; barriers lie before them."""
+        return self.tmem_base_offset - 4 * LIST_WORDS
 
     @property
     def tmem_scores(self) -> int:

@@ -164,7 +164,7 @@ class PrefillSchedule:
             EdgeSpec("output_full", products, NOBODY, places, output, read_by=correct + softmax * plan.crossed),
             *turns,
         )  # fmt: skip
-        return EdgeTable(edges, geometry.tmem_base_offset)
+        return EdgeTable(edges, geometry.visits_offset)
 
     def check(self) -> None:
         budgets = (self.softmax_registers, self.correct_registers, self.issue_registers)

@@ -135,15 +135,7 @@ def softmax(
     )
     state = RowState(-Float32.inf, Float32(0.0))
     if own.events > 0:
-        if const_expr(mask is None):
-            state = _step(row, state, Int32(0), True, True)
-            unmasked = cutlass.max(work.masked - own.start, 1)
-            for event in cutlass.range(1, unmasked, unroll=1):
-                state = _step(row, state, event, True, False)
-            for event in cutlass.range(unmasked, own.events, unroll=1):
-                state = _step(row, state, event, False, False)
-        else:
-            state = _visit_list(row, state, own)
+        state = _visit(row, state, own)
     end = end_of_row(state.maximum, softmax_scale, state.total, probabilities.bias, NATURAL, ending.output_scale)
     told = own.events > 0
     if const_expr(variant.lse):
@@ -168,14 +160,17 @@ def softmax(
 
 
 @cute.jit
-def _visit_list(row: Row, state: RowState, own: TileWork) -> RowState:
-    """Visit the listed tiles that the query tile takes part in: partial ones, whose numbers are read a tile ahead,
-    then whole ones."""
-    tile, upcoming = tile_at(row.work, own.start), partial_tile(row.work, own.start + 1)
+def _visit(row: Row, state: RowState, own: TileWork) -> RowState:
+    """Visit the tiles that the query tile takes part in: partial ones, whose numbers are read a tile ahead where a key
+    mask lists them, then whole ones."""
+    tile = upcoming = None
+    if const_expr(row.key_mask is not None):
+        tile, upcoming = tile_at(row.work, own.start), partial_tile(row.work, own.start + 1)
     state = _step(row, state, Int32(0), True, True, tile)
     whole = cutlass.max(row.work.masked - own.start, 1)
     for event in cutlass.range(1, whole, unroll=1):
-        tile, upcoming = upcoming, partial_tile(row.work, own.start + event + 1)
+        if const_expr(row.key_mask is not None):
+            tile, upcoming = upcoming, partial_tile(row.work, own.start + event + 1)
         state = _step(row, state, event, True, False, tile)
     for event in cutlass.range(whole, own.events, unroll=1):
         state = _step(row, state, event, False, False)

@@ -102,7 +102,7 @@ def shared_of(
         factors=cute.recast_ptr(base + geometry.factors_offset, dtype=Float32),
         kept=cute.recast_ptr(base + geometry.kept_offset, dtype=Float32),
         tmem_base=cute.recast_ptr(base + geometry.tmem_base_offset, dtype=Int32),
-        visits=cute.recast_ptr(base + geometry.tmem_base_offset + 4, dtype=Int32),
+        visits=cute.recast_ptr(base + geometry.visits_offset, dtype=Int32),
         q_edge=barriers.edge("q", ClusterTmaEdge),
         ring_edge=barriers.edge("ring", ClusterTmaEdge),
         scores_full=barriers.edge("scores_full", ClusterSignals),
