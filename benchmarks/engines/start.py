@@ -46,7 +46,9 @@ def run(options: argparse.Namespace) -> None:
         for backend in random.sample(options.backends, len(options.backends)):
             with tempfile.TemporaryDirectory() as folder:
                 for state in STATES:
-                    results[str(backend)][state].append(_started(cached_in(backend, Path(folder)), options))
+                    start = _started(cached_in(backend, Path(folder)), options)
+                    print(backend, state, *(f"{stage} {seconds:.1f} s" for stage, seconds in start.items()), flush=True)
+                    results[str(backend)][state].append(start)
     record = {
         "certificate": runner.certificate(options.commit),
         "options": model.forwarded(options),
