@@ -27,6 +27,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend  # no
 from sglang.srt.layers.attention.verify_mask import VerifyMask  # noqa: E402
 from sglang.srt.layers.dcp.layout import get_dcp_lens  # noqa: E402
 from sglang.srt.layers.radix_attention import RadixAttention  # noqa: E402
+from sglang.srt.model_executor import forward_context  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 from sglang.srt.models.deepseek_common import attention_backend_handler as handlers  # noqa: E402
 from sglang.srt.models.deepseek_common.attention_forward_methods import forward_mla  # noqa: E402
@@ -47,6 +48,13 @@ def test_overrides_take_what_they_are_given():
             given = dict(inspect.signature(theirs).parameters)
             given.pop("kwargs", None)
             assert list(given) == list(inspect.signature(mine).parameters)[: len(given)], name
+
+
+def test_what_models_ask_their_backend_for(sglang, kernels):
+    runner = Server([30]).runner()
+    with forward_context.forward_context(forward_context.ForwardContext(attn_backend=TsmlaBackend(runner))):
+        assert forward_context.get_req_to_token_pool() is runner.req_to_token_pool
+        assert forward_context.get_token_to_kv_pool() is runner.token_to_kv_pool
 
 
 def test_users_may_name_the_backend(tmp_path):

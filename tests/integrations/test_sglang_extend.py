@@ -52,6 +52,14 @@ def as_the_model_does(backend, server: Server, batch, context: list[int], q: tor
     return out, weight
 
 
+def test_models_ask_their_backend_for_the_pools(sglang):
+    """Chunks of context are gathered through them (`forward_context.get_req_to_token_pool`)."""
+    runner = Server([30]).runner()
+    backend = TsmlaBackend(runner)
+    assert backend.req_to_token_pool is runner.req_to_token_pool
+    assert backend.token_to_kv_pool is runner.token_to_kv_pool
+
+
 @pytest.mark.parametrize("mode", [ForwardMode.EXTEND, ForwardMode.MIXED])
 @pytest.mark.parametrize("context", [[0, 0, 0], [30, 0, 50], [0, 64, 0]])
 def test_new_tokens_and_their_context_in_chunks(sglang, context, mode):

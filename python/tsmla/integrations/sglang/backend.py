@@ -53,7 +53,7 @@ class TsmlaBackend(AttentionBackend):
         self.data_type, self.kv_cache_dtype = model_runner.kv_cache_dtype, model_runner.kv_cache_dtype
         self.max_context_len = config.context_len
         self.kv_index_translator = getattr(model_runner, "kv_index_translator", None)
-        self.token_to_kv_pool = model_runner.token_to_kv_pool
+        self.token_to_kv_pool, self.req_to_token_pool = model_runner.token_to_kv_pool, model_runner.req_to_token_pool
         self._model = described_model(model_runner, config, parallel, spec)
         if reason := served.why_not_served(self._model, ready.capability()):
             raise NotImplementedError(reason)
@@ -65,8 +65,7 @@ class TsmlaBackend(AttentionBackend):
         self._is_draft = model_runner.is_draft_worker
         self._device = torch.device(model_runner.device)
         rank = parallel.dcp_rank if self._model.world > 1 else 0
-        slots = model_runner.req_to_token_pool.req_to_token
-        self._layout = Layout(slots, self._model.page, self._model.world, rank)
+        self._layout = Layout(self.req_to_token_pool.req_to_token, self._model.page, self._model.world, rank)
         self._graphs: GraphMemory | None = None
         self._verify_mask: VerifyMask | None = None
         self._checked: set[tuple[int, int]] = set()

@@ -49,6 +49,7 @@ CONTRACT: tuple[Function | Names, ...] = (
         "is_draft_runner skip_prefill max_bs max_context_len num_draft_tokens device is_read",
     ),
     Names("sglang.srt.runtime_context", "get_parallel get_spec"),
+    Names("sglang.srt.model_executor.forward_context", "get_req_to_token_pool get_token_to_kv_pool"),
     Function(f"{_DEEPSEEK}.attention_backend_handler:AttentionBackendRegistry.register", "backend_name handler_func"),
     Function(f"{_DEEPSEEK}.attention_backend_handler:AttentionBackendRegistry.get_handler", "backend_name"),
     Names(f"{_DEEPSEEK}.utils", "FORWARD_ABSORB_CORE_ATTENTION_BACKENDS"),
