@@ -31,6 +31,7 @@ COMMANDS = {
     "engine-throughput": "engines.throughput",
     "engine-host-time": "engines.host_time",
     "engine-start": "engines.start",
+    "engine-sglang": "engines.sglang",
     "clocks": "bench_clocks",
     "phases": "bench_phases",
     "microbench": "microbench.measure",

@@ -26,17 +26,18 @@ class Engine:
     """A backend's engine: `start`ed, it may be asked.
 
     start_seconds: how long vLLM took to start, its import aside. cache_tokens: how many keys its cache holds, on all
-    GPUs together.
+    GPUs together. serve: what its process runs, with an end of a pipe and what the engine was made with.
     """
 
     start_seconds: float
     cache_tokens: int
+    serve: Callable[..., None]
 
     def __init__(self, backend: model.Backend, memory: float, options: dict[str, Any], patience: float = _PATIENCE):
         self.backend, self._patience = backend, patience
         context = multiprocessing.get_context("spawn")
         self._end, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, backend, memory, options), daemon=True)
+        self._process = context.Process(target=self.serve, args=(theirs, backend, memory, options), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -129,6 +130,9 @@ def _serve(end: Connection, backend: model.Backend, memory: float, options: dict
             end.send((True, does[name](llm, *given)))
     except Exception:
         end.send((False, traceback.format_exc()))
+
+
+Engine.serve = staticmethod(_serve)
 
 
 def _cache_tokens(llm: Any) -> int:

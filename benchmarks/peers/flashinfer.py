@@ -1,4 +1,4 @@
-"""FlashInfer as a user installs it: flashinfer-python's planned wrapper of absorbed MLA over pages (0.7.4).
+"""FlashInfer as a user installs it: flashinfer-python's planned wrapper of absorbed MLA over pages (0.7.2, 0.7.4).
 
 It has kernels of its own for Hopper ("fa3") and kernels for GPUs since Ampere ("fa2"). A wrapper is planned once for
 all layers, which is not timed. For bench_decode:

@@ -10,7 +10,7 @@ import pytest
 from tsmla.integrations import vllm
 
 from benchmarks import engine_tables
-from benchmarks.engines import engine, model, start, throughput, tokens
+from benchmarks.engines import engine, model, sglang, start, throughput, tokens
 from benchmarks.engines.model import Backend
 
 
@@ -294,3 +294,44 @@ def test_each_start_is_cold_and_then_warm(monkeypatch, tmp_path):
     for states in results.values():
         assert [[once["first"] for once in states[state]] for state in start.STATES] == [[2.0, 2.0], [0.5, 0.5]]
         assert all(once["second"] == 0.5 and once["vllm"] == 3.0 for state in start.STATES for once in states[state])
+
+
+class _Runner(sglang._Process):
+    """A backend whose tokens part from the others' after three, and which is asked in turns."""
+
+    asked: ClassVar[list[tuple[str, str, int]]] = []
+
+    def __init__(self, backend: Backend, memory: float, options: dict, patience: float) -> None:
+        self.backend, self.start_seconds, self._ours = backend, 1.0, backend.name == "tsmla"
+
+    def started(self) -> _Runner:
+        if self.backend.name == "absent":
+            raise engine.EngineError("absent: no such backend")
+        return self
+
+    def cut_tokens(self, lengths: list[int], cut: int, new: int) -> list[dict[str, list]]:
+        own = [1, 2, 3, 9 if self._ours else 4][:new]
+        return [{"tokens": own, "logprobs": [-1.0] * len(own)} for _ in lengths]
+
+    def batch(self, case: throughput.Case, seed: int) -> tuple[float, float]:
+        self.asked.append((self.backend.name, str(case), seed))
+        return 9.0 if seed == 0 else 1.0, 2.0
+
+    def close(self, seconds: float = 60.0) -> None: ...
+
+
+def test_sglangs_backends_are_compared_with_the_first_and_take_turns(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sglang, "_Process", _Runner)
+    monkeypatch.setattr(sglang.runner, "certificate", lambda commit: {"device": "GPU", "date": "2026-11-28T00:00:00"})
+    parser = argparse.ArgumentParser()
+    sglang.add_arguments(parser)
+    flags = "fa3 tsmla absent --lengths 5 7 --new 4 --case 2x8+4 --rounds 2 --results"
+    with pytest.raises(SystemExit):
+        sglang.run(parser.parse_args([*flags.split(), str(tmp_path)]))
+    (path,) = tmp_path.iterdir()
+    record = json.loads(path.read_text())
+    assert record["failed"] == {"absent": "absent: no such backend"}
+    assert record["tokens"] == {"tsmla against fa3": [{"alike": 3, "within": 0.0}] * 2}
+    assert record["results"] == [{"case": "2x8+4", "seconds": {name: [[1.0, 2.0]] * 2 for name in ("fa3", "tsmla")}}]
+    assert sorted(_Runner.asked) == sorted((name, "2x8+4", turn) for turn in range(3) for name in ("fa3", "tsmla"))
+    assert "6 of 8 tokens alike" in capsys.readouterr().out
