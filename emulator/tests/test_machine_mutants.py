@@ -27,7 +27,6 @@ DOCS = Path(__file__).parents[1] / "docs"
 ROW_KERNELS = (
     "tsmla_key_mask_{}",
     "tsmla_pack_{}_bf16_to_e4m3_d128x64x128",
-    "tsmla_quantize_q_{}_bf16_d512e4m3s512apartwholex64",
     "tsmla_read_cache_{}_bf16_d512e4m3s128x64",
     "tsmla_write_cache_{}_bf16_d512e4m3s128x64",
 )
@@ -114,6 +113,17 @@ def test_the_sign_of_what_a_launch_decides_is_zero():
     assert not same(2, "IMAD R7, R6, R8, R11", number, *lines)
     assert not same(2, "IMAD R7, R6, R11, R9", "LDG.E R5, desc[UR4][R2.64]", *lines)
     assert not same(2, "IMAD R7, R6, R11, R9", "@P0 S2R R5, SR_CTAID.X", *lines), "what it was before may be any number"
+
+
+def test_the_upper_half_of_twice_what_a_launch_decides_is_zero():
+    number, product, lines = (
+        "S2R R5, SR_CTAID.X",
+        "IMAD.WIDE R6, R5, {}, RZ",
+        ("IMAD R7, R7, R8, RZ", "FADD R10, R7, R7"),
+    )
+    for factor, short in (("0x2", True), ("0x4", False)):
+        assert same(2, "IMAD R7, R7, R11, RZ", number, product.format(factor), *lines, STORE) == short
+    assert not same(2, "IMAD R7, R7, R11, RZ", "LDG.E R5, desc[UR4][R2.64]", product.format("0x2"), *lines, STORE)
 
 
 def test_the_sign_of_a_maximum_with_zero_is_zero():

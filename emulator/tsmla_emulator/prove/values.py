@@ -216,6 +216,8 @@ class Values:
                 self._of_launch.add(value)
             if len(used.written) == 1:
                 value = self._kept(instruction, before, value)
+            elif place and self._is_short(instruction, before):
+                value = self._zero
             if instruction.guard != ALWAYS_DONE:
                 old = before.get(slot, self._first(slot))
                 value = old if value == old else self._number(("if", self._guard(instruction, before), value, old))
@@ -247,6 +249,13 @@ class Values:
                     case (_, made, (Integer(value),), 0) if made in _MOVES and value << by & ALL == 0:
                         return self._of(kept, before)
         return otherwise
+
+    def _is_short(self, instruction: Instruction, before: State) -> bool:
+        """Whether a product has at most 32 of its 64 bits: that of the launch's with 1 or 2."""
+        match instruction.name, instruction.operands:
+            case "IMAD.WIDE" | "IMAD.WIDE.U32", (_, Register() as one, Integer(1 | 2), Register(number=255)):
+                return self._of(one, before) in self._of_launch
+        return False
 
     def _of(self, register: Register, before: State) -> int:
         if register.number == ZERO:

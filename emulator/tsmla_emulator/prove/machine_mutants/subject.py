@@ -16,7 +16,7 @@ import numpy as np
 from tsmla.identity.variant import DecodeVariant, PrefillVariant, Variant
 
 from ...run.host.compile import Compiled, compile_for_emulation
-from ...run.host.memory import GuardError
+from ...run.host.memory import GuardError, addresses_from
 from ...run.machine import EmulationError, Module, Options
 from ...run.record import Record, entries
 from ...run.sass.code import text_of
@@ -57,8 +57,10 @@ _SPARE = 100_000
 _FIRST = 3
 """Schedules that the unchanged kernel has to pass before anything is said of mutants; `mutate` shows that it passes
 the others."""
-_LONG = 2_000_000
+_LONG = 6_000_000
 """Calls with a higher limit run under the first schedule only, unless none is shorter."""
+_ADDRESSES = 0x1000_E000_0000
+"""Where recorded memory begins: upper bits of its addresses' lower words are set."""
 _FEW = 4
 """Schedules that tell what a changed value does; the others are for who waits for whom."""
 _WAITS_WITH = {"BRA", "SYNCS"}
@@ -255,7 +257,8 @@ def _recorded(variant: Variant, files: Compiled, directory: Path) -> None:
         ways.append({"spreads": True})
     for number, way in enumerate(ways):
         (into := directory / f"{number}").mkdir()
-        verdict = check.check(variant, Options(machine_code=True), record_to=into, compiled=lambda _: files, **way)
+        with addresses_from(_ADDRESSES):
+            verdict = check.check(variant, Options(machine_code=True), record_to=into, compiled=lambda _: files, **way)
         if verdict.error:
             raise RuntimeError(verdict.error)
 

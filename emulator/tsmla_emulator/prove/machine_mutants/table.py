@@ -35,8 +35,8 @@ program has checked for it:
 RULES
 
 For others, [machine-mutant-reasons.json](machine-mutant-reasons.json) says why nothing goes wrong (*reason*); the rest
-is open. What is said of packs, caches, quantised queries and key masks of sm_100a holds for sm_103a, where their
-machine code is the same, byte for byte. "Reached by no call" are mutants of instructions that no lane executes: of
+is open. What is said of packs, caches and key masks of sm_100a holds for sm_103a, where their machine code is the same,
+byte for byte. "Reached by no call" are mutants of instructions that no lane executes: of
 these, only waits and stall counts are tried, and guards that hold in no lane.
 
 Calls are those of `check`; of kernels that are not attention, rows lie more than 2**32 elements apart in some of them,

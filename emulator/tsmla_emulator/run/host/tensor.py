@@ -39,8 +39,9 @@ _MIXING_ALLOWED = {
     torch.Tensor.to,
     torch.Tensor.type_as,
 }
-FAR = 1 << 33
-"""Elements that the rows of spread tensors lie apart, beside what they did before."""
+FAR = 0x2_B6D0_0000
+"""Elements that the rows of spread tensors lie apart, beside what they did before. Upper bits of its lower word are
+set, as they are in addresses."""
 _MOST_SPREAD = 1 << 42
 """Bytes from the first to the last one of a spread tensor, at most: a process has 2**47."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -27,7 +27,8 @@ class Bank:
     """Where constant bank 0 has what the driver writes there, in bytes.
 
     block, grid: three numbers each. in_clusters: 1 for launches in clusters of several CTAs. parameters: the generic
-    address of the parameter block. memory: the description of global memory, which every access names.
+    address of the parameter block. memory: the description of global memory, which every access names. stack: where a
+    thread's stack begins, which no shipped kernel uses.
     """
 
     block: int
@@ -35,14 +36,16 @@ class Bank:
     in_clusters: int
     parameters: int
     memory: int
+    stack: int
 
 
 _MEMORY = 0x0123456789ABCDEF
 """Stands for the description of global memory, which is not known: no number that code uses by mistake for another."""
+_STACK = 0xFFFDC0
 BANKS = {
-    "sm_90a": Bank(block=0x0, grid=0xC, in_clusters=0x140, parameters=0x198, memory=0x208),
-    "sm_100a": Bank(block=0x360, grid=0x370, in_clusters=0x36C, parameters=0x348, memory=0x358),
-    "sm_103a": Bank(block=0x360, grid=0x370, in_clusters=0x36C, parameters=0x348, memory=0x358),
+    "sm_90a": Bank(block=0x0, grid=0xC, in_clusters=0x140, parameters=0x198, memory=0x208, stack=0x28),
+    "sm_100a": Bank(block=0x360, grid=0x370, in_clusters=0x36C, parameters=0x348, memory=0x358, stack=0x37C),
+    "sm_103a": Bank(block=0x360, grid=0x370, in_clusters=0x36C, parameters=0x348, memory=0x358, stack=0x37C),
 }
 
 
@@ -64,6 +67,7 @@ class MachineProgram(Program):
         struct.pack_into("<III", bank, where.grid, *launch.grid)
         struct.pack_into("<I", bank, where.in_clusters, math.prod(launch.cluster) > 1)
         struct.pack_into("<Q", bank, where.memory, _MEMORY)
+        struct.pack_into("<I", bank, where.stack, _STACK)
         struct.pack_into("<Q", bank, where.parameters, address + kernel.first_parameter)
         bank[kernel.first_parameter : kernel.first_parameter + len(launch.params)] = launch.params
         return bytes(bank) + kernel.constants
