@@ -220,3 +220,13 @@ def test_integers_from_floats_saturate():
 )
 def test_special_functions_have_the_bits_of_a_gpu(instruction, given, expected):
     check(instruction, [given], expected)
+
+
+def test_reciprocals_are_off_by_less_than_a_unit_of_their_last_place():
+    """PTX promises it, and quotients of rows of a cache rest on it."""
+    significands = np.arange(2**23, dtype=np.uint32)
+    for exponent in (1, 127, 190):
+        x = (significands | np.uint32(exponent << 23)).view(np.float32)
+        got = lanewise("rcp.approx.ftz.f32 D, S0;", [x], np.float32)
+        exact = 1 / x.astype(np.float64)
+        assert np.all(np.abs(got - exact) < np.spacing(np.minimum(got, exact.astype(np.float32))))

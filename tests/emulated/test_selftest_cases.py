@@ -20,6 +20,7 @@ from tsmla.identity.variant import (
     WriteCacheVariant,
 )
 from tsmla.problems import cache as cache_problems
+from tsmla.problems import kept
 from tsmla.problems.cases import PrefillCase, cases_of, kind_of
 from tsmla.tools.selftest.child import run_kernel
 from tsmla.tools.selftest.protocol import Job
@@ -86,6 +87,7 @@ def test_queries_of_lists_of_scaled_rows_are_quantised_already(compiled_kernels)
 @pytest.mark.parametrize("family", ["write_cache", "read_cache", "quantize_q"])
 def test_checks_leave_nothing_to_the_next_one(compiled_kernels, monkeypatch, family):
     """Inputs of another check were drawn from its seed, and lie in memory that its calls were recorded with."""
+    kept.forget()
     variant, drawn = KERNELS[family][0], []
     surrounded = cache_problems.surrounded
     monkeypatch.setattr(cache_problems, "surrounded", lambda *asked: drawn.append(asked) or surrounded(*asked))

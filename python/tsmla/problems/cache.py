@@ -21,6 +21,8 @@ from .reference import Judged, compared
 _GAP = 32
 """Elements between the rows of strided tensors: a multiple of 16 bytes in every dtype."""
 _E4M3 = torch.float8_e4m3fn
+_POSITIONS = 70
+"""Positions that a table of cosines and sines has."""
 _ROWS = "kv_c", "k_pe"
 """Tensors of rows outside of the cache, one for each piece."""
 _Tensors = dict[str, torch.Tensor]
@@ -39,6 +41,7 @@ def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: 
             k_pe if row.has("rope") else None,
             slots,
             **cache,
+            **(_rotation(case, dtype) if row.has("rope") else {}),
             format=format,
             scale=scale,
             enable_pdl=pdl,
@@ -128,6 +131,36 @@ def keys(case: CacheCase | QueryCase, dtype: torch.dtype) -> tuple[torch.Tensor,
     return whole[:, :512], whole[:, 512:]
 
 
+@kept("write_cache", "read_cache", "quantize_q")
+def _rotation(case: CacheCase, dtype: torch.dtype) -> dict[str, Any]:
+    """Return what rotates rope parts, if a case has them rotated. The table lacks every ninth position."""
+    if not case.rotated:
+        return {}
+    positions = torch.randint(_POSITIONS, (case.tokens,))
+    nowhere = torch.tensor([-1, _POSITIONS, 2**32 + 1])
+    positions[2::9] = nowhere[torch.arange(len(positions[2::9])) % len(nowhere)]
+    angles = torch.rand(_POSITIONS, 32) * 7
+    table = torch.cat([angles.cos(), angles.sin()], -1).to(dtype if case.rotated == "neighbours" else torch.float32)
+    return {
+        "positions": positions.to("cuda"),
+        "cos_sin_cache": table.to("cuda"),
+        "rope_interleaved": case.rotated == "neighbours",
+    }
+
+
+def _rotated(
+    k_pe: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor, rope_interleaved: bool
+) -> torch.Tensor:
+    """Return rope parts turned by their positions, by the formula of `mla_write_cache`."""
+    known = (positions >= 0) & (positions < len(cos_sin_cache))
+    cos, sin = cos_sin_cache.float()[torch.where(known, positions, 0)].chunk(2, -1)
+    r = k_pe.float()
+    x, y = (r[:, 0::2], r[:, 1::2]) if rope_interleaved else r.chunk(2, -1)
+    pairs = x * cos - y * sin, y * cos + x * sin
+    turned = torch.stack(pairs, -1).flatten(1) if rope_interleaved else torch.cat(pairs, -1)
+    return torch.where(known[:, None], turned, math.nan).to(k_pe.dtype)
+
+
 def _cache(case: CacheCase, row: RowFormat, memory: Memory) -> _Tensors:
     """Return the tensors of a cache that nobody wrote."""
     width = row.pieces[0].columns if row.apart else row.bytes * 8 // row.pieces[0].dtype.bits
@@ -164,6 +197,8 @@ def _pieces(cache: _Tensors, row: RowFormat) -> _Tensors:
 def stored(case: CacheCase | QueryCase, row: RowFormat, dtype: torch.dtype) -> _Tensors:
     """Return what each token's row holds, by the formulas of `mla_write_cache`."""
     kv_c, k_pe = keys(case, dtype)
+    if isinstance(case, CacheCase) and case.rotated:
+        k_pe = _rotated(k_pe, **_rotation(case, dtype))
     dtypes = [TORCH_DTYPE_OF[piece.dtype] for piece in row.pieces]
 
     def rounded(quotients: torch.Tensor, to: torch.dtype) -> torch.Tensor:

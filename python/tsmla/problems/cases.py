@@ -164,6 +164,8 @@ class CacheCase:
     tables: rows are read by page tables, not by slots. requests: whose tables these are.
     power_of_two: scales of rows are rounded to powers of two.
     strided: rows lie apart. pages_apart: pages lie apart by a row.
+    rotated: rope parts are rotated when they are written, by a table of their dtype: pairs are "neighbours", or lie in
+        the two "halves", where the table is float32. Empty: they are not.
     """
 
     name: str
@@ -177,6 +179,7 @@ class CacheCase:
     power_of_two: bool = True
     strided: bool = False
     pages_apart: bool = False
+    rotated: str = ""
     short: bool = False
 
 
@@ -394,6 +397,8 @@ _PACK = (
 _CACHE = (
     CacheCase("strided, pages of 5", 37, 9, 5, 0.5, tables=True, strided=True, short=True),
     CacheCase("arbitrary scales", 33, 3, 16, 3e-3, power_of_two=False, short=True),
+    CacheCase("rotated", 37, 9, 5, 0.5, rotated="halves", short=True),
+    CacheCase("rotated, neighbours, strided", 90, 31, 5, 0.5, power_of_two=False, strided=True, rotated="neighbours"),
     CacheCase("every number", 1024, 40, 64, 0.37, patterns=True),
     CacheCase("every number, arbitrary scales", 1024, 40, 64, 1e-30, patterns=True, power_of_two=False),
     *(CacheCase(f"pages of {page}", 700, 900 // page, page, tables=True) for page in (1, 32, 64, 128)),
