@@ -126,6 +126,20 @@ def test_the_upper_half_of_twice_what_a_launch_decides_is_zero():
     assert not same(2, "IMAD R7, R7, R11, RZ", "LDG.E R5, desc[UR4][R2.64]", product.format("0x2"), *lines, STORE)
 
 
+def test_a_mask_changes_nothing_that_another_takes_away():
+    made, low = "MOV R5, R11", "LOP3.LUT R6, R5, 0x1f, RZ, 0xc0, !PT"
+    for taken, alike in (("0x4", True), ("0x8", False)):
+        lines = "SHF.R.U32.HI R7, RZ, 0x2, R5", f"LOP3.LUT R10, R7, {taken}, RZ, 0xc0, !PT", STORE
+        assert same(2, "SHF.R.U32.HI R7, RZ, 0x2, R6", made, low, *lines) == alike
+
+
+def test_a_choice_passes_on_what_matters():
+    lines = "PRMT R5, R11, 0x7632, R12", "SEL R6, R5, R13, P0", "IMAD.U32 R10, R6, 0x10000, RZ"
+    assert same(0, "PRMT R5, R11, 0x7632, R14", *lines, STORE)
+    assert not same(0, "PRMT R5, R14, 0x7632, R12", *lines, STORE)
+    assert not same(0, "PRMT R5, R11, 0x7632, R14", *lines, STORE, "STG.E desc[UR4][R2.64], R6")
+
+
 def test_the_sign_of_a_maximum_with_zero_is_zero():
     made, sign = "VIMNMX.RELU R5, R12, R13, PT", "SHF.R.S32.HI R6, RZ, 0x1f, R5"
     assert same(1, "SHF.R.S32.HI R6, RZ, 0x1f, RZ", made, sign, "FADD R10, R6, R6", STORE) is False

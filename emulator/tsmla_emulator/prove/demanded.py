@@ -18,6 +18,7 @@ class Demanded:
     """The bits of each register that matter behind each instruction of a kernel."""
 
     def __init__(self, instructions: Sequence[Instruction], uses: Sequence[Uses]):
+        self._instructions, self._uses = instructions, uses
         came: list[list[int]] = [[] for _ in instructions]
         for at, targets in enumerate(successors(instructions)):
             for target in targets:
@@ -41,6 +42,10 @@ class Demanded:
     def behind(self, at: int, slot: int) -> int:
         """Return the mask of a slot's bits that something behind an instruction depends on."""
         return self._behind[at].get(slot, 0)
+
+    def read(self, at: int, slot: int) -> int:
+        """Return the mask of a slot's bits that an instruction's results depend on, as far as these matter."""
+        return _masks(self._instructions[at], self._uses[at], self._behind[at]).get(slot, ALL)
 
     @staticmethod
     def _before(instruction: Instruction, used: Uses, behind: dict[int, int]) -> dict[int, int]:
@@ -76,6 +81,12 @@ def _of_operands(instruction: Instruction, used: Uses, behind: dict[int, int]) -
             yield a, wanted >> factor.value.bit_length() - 1
         case "SHF" | "USHF", (_, a, Integer() as count, Register(number=255)) if instruction.modifiers == ("L", "U32"):
             yield a, wanted >> min(count.value, 32)
+        case "SHF" | "USHF", (_, Register(number=low), Integer() as count, a) if (
+            instruction.modifiers == ("R", "U32", "HI") and low == ZERO
+        ):
+            yield a, wanted << min(count.value, 32) & ALL
+        case "SEL" | "USEL", (_, a, b, _):
+            yield from ((a, wanted), (b, wanted))
         case "LOP3" | "ULOP3", (_, a, Integer() as mask, Register(number=255), Integer(0xC0), *_):
             yield a, wanted & mask.value & ALL
         case "F2FP" | "HADD2" | "HFMA2" | "HMUL2" | "FADD" | "F2F", _:

@@ -86,7 +86,7 @@ class Values:
             (slot,) = changed
             wanted = self._demanded.behind(at, slot)
             return self._permuted(own, before, wanted) == self._permuted(instead, before, wanted)
-        if self._masked_alike(own, instead, before):
+        if self._masked_alike(own, instead, before) or self._alike_where_read(at, instead, before):
             return True
         left, other = self._behind(at, own, self.uses[at], before), self._behind(at, instead, used, before)
         return self._agree(at, left, other)
@@ -106,6 +106,30 @@ class Values:
                     case (_, "SHF.R.U32.HI" | "USHF.R.U32.HI", (Register(number=low), Integer(by), *_), 0):
                         return low == ZERO and (mask ^ wrong) << by & ALL == 0
         return False
+
+    def _alike_where_read(self, at: int, instead: Instruction, before: State) -> bool:
+        """Whether both differ in one register that they read, and these have the same bits where they matter."""
+        own = self.instructions[at]
+        if not _is_computed(own) or (own.name, own.guard) != (instead.name, instead.guard):
+            return False
+        match [both for both in zip(own.operands[1:], instead.operands[1:], strict=True) if both[0] != both[1]]:
+            case [(Register() as one, Register() as other)] if own.operands[0] == instead.operands[0]:
+                mask = self._demanded.read(at, register_slot(one))
+                same = dataclasses.replace(other, number=one.number) == one and ZERO not in (one.number, other.number)
+                return same and self._within(mask, one, before) == self._within(mask, other, before)
+        return False
+
+    def _within(self, mask: int, register: Register, before: State) -> int:
+        """Return the number of a value that has the same bits as a register within a mask."""
+        value = self._of(register, before)
+        while True:
+            match self._keys[value]:
+                case (_, "LOP3.LUT" | "ULOP3.LUT", ((_, _, (int(inner),)), Integer(kept), _, table, *_), 0) if (
+                    table == _AND and not mask & ~kept & ALL
+                ):
+                    value = inner
+                case _:
+                    return value
 
     def _agree(self, at: int, left: State, other: State) -> bool:
         """Whether what follows an instruction does the same from two states, which a few instructions make one again,
