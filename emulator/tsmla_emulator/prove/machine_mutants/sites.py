@@ -205,7 +205,8 @@ def _made_by(
     slot: int,
     depth: int,
 ) -> set[int]:
-    """Return the instructions with a number whose result a slot may hold before one, or that it is made of."""
+    """Return the instructions with a number whose result a slot may hold before one, or that it is made of. Those with
+    the same guard are taken to run if it does."""
     waiting, known, found = [*came[at]], set[int](), set[int]()
     while waiting:
         place = waiting.pop()
@@ -213,7 +214,7 @@ def _made_by(
             continue
         known.add(place)
         one = code[place]
-        if slot not in uses[place].written or one.guard != ALWAYS_DONE:
+        if slot not in uses[place].written or one.guard not in (ALWAYS_DONE, code[at].guard):
             waiting += came[place]
         if slot not in uses[place].written or one.opcode not in _MAKING:
             continue
