@@ -11,7 +11,7 @@ from .engines.model import OURS, Backend
 
 
 def records() -> list[dict[str, Any]]:
-    return [*published.all_of("vllm-throughput"), *published.all_of("vllm-first-token")]
+    return [record for name in ("vllm-throughput", "vllm-first-token", "sglang") for record in published.all_of(name)]
 
 
 def newest_rows(records: list[dict[str, Any]]) -> list[list[str]]:
@@ -26,13 +26,24 @@ def newest_rows(records: list[dict[str, Any]]) -> list[list[str]]:
 def rows(record: dict[str, Any]) -> Iterator[list[str]]:
     """Yield a row for each case and backend of tsmla's, beside the first backend, or the fastest with this one's
     arguments, such as how GPUs share work."""
-    for result in record["results"]:
+    for given in record["results"]:
+        result = given | {"seconds": {name: [*map(_whole, rounds)] for name, rounds in given["seconds"].items()}}
         first, *others = map(Backend.parse, result["seconds"])
         for backend in others:
-            if backend.name == OURS:
-                alike = [x for x in (first, *others) if x.name != OURS and x.arguments == backend.arguments]
+            if _is_ours(backend):
+                alike = [x for x in (first, *others) if not _is_ours(x) and x.arguments == backend.arguments]
                 beside = min(alike or [first], key=lambda x: statistics.median(result["seconds"][str(x)]))
                 yield _row(record["options"], result, beside, backend)
+
+
+def _is_ours(backend: Backend) -> bool:
+    """Whether a backend is tsmla's; SGLang's names are in lower case."""
+    return backend.name.upper() == OURS
+
+
+def _whole(seconds: float | list[float]) -> float:
+    """Return the seconds of a round, of which SGLang's records have those of prompts and of steps apart."""
+    return sum(seconds) if isinstance(seconds, list) else seconds
 
 
 def _row(options: dict[str, Any], result: dict[str, Any], first: Backend, backend: Backend) -> list[str]:
@@ -40,8 +51,9 @@ def _row(options: dict[str, Any], result: dict[str, Any], first: Backend, backen
     prompt, _, new = rest.partition("+")
     seconds = result["seconds"][str(backend)]
     drafts = options.get("speculate")
+    engine = "vLLM" if backend.name == OURS else "SGLang"
     said = [
-        f"vLLM {requests} x {prompt}, first token" if new == "1" else f"vLLM {requests} x {prompt} + {new}",
+        f"{engine} {requests} x {prompt}, first token" if new == "1" else f"{engine} {requests} x {prompt} + {new}",
         "prompts cached" if options.get("cached") else "",
         "chosen keys" if options.get("sparse") else "",
         f"{drafts['method']} {drafts['num_speculative_tokens']}" if drafts else "",

@@ -335,3 +335,11 @@ def test_sglangs_backends_are_compared_with_the_first_and_take_turns(monkeypatch
     assert record["results"] == [{"case": "2x8+4", "seconds": {name: [[1.0, 2.0]] * 2 for name in ("fa3", "tsmla")}}]
     assert sorted(_Runner.asked) == sorted((name, "2x8+4", turn) for turn in range(3) for name in ("fa3", "tsmla"))
     assert "6 of 8 tokens alike" in capsys.readouterr().out
+
+
+def test_rows_of_sglang_count_prompts_and_steps():
+    seconds = {"fa3": [[0.25, 0.75]], "tsmla": [[0.25, 0.25]]}
+    options = {"kv": "auto", "heads": 16, "layers": 24}
+    (row,) = engine_tables.rows({"options": options, "results": [{"case": "8x100+10", "seconds": seconds}]})
+    assert row[0] == "SGLang 8 x 100 + 10, 16 heads, 24 layers, bf16 cache"
+    assert row[2:5] == ["160 tokens/s", "fa3", "0.500"]
