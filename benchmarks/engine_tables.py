@@ -57,6 +57,7 @@ def _row(options: dict[str, Any], result: dict[str, Any], first: Backend, backen
         "prompts cached" if options.get("cached") else "",
         "chosen keys" if options.get("sparse") else "",
         f"{drafts['method']} {drafts['num_speculative_tokens']}" if drafts else "",
+        f"drafts by {backend.arguments['drafts']}" if "drafts" in backend.arguments else "",
         f"{options['heads']} heads" + (" of 256 columns" if options.get("dims") == 256 else ""),
         f"{options['layers']} layers",
         f"{cache_of(backend, options)} cache",

@@ -100,7 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Backend.parse,
         help="NAME or NAME+PREFILL, such as TSMLA, auto, FLASHMLA; ,VARIABLE=VALUE behind it sets one for its process, "
-        "and ,argument=VALUE one of vLLM's, such as ,tensor_parallel_size=2,decode_context_parallel_size=2",
+        "and ,argument=VALUE one of vLLM's, such as ,tensor_parallel_size=2,decode_context_parallel_size=2; "
+        ",drafts=NAME names the backend of layers that draft, which vLLM chooses otherwise",
     )
     parser.add_argument("--sparse", action="store_true", help="keys are chosen, by a random indexer (%(default)s)")
     parser.add_argument("--dims", type=int, choices=DIMS, default=192, help="columns of a query's head (%(default)s)")
@@ -171,7 +172,11 @@ def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any
 
 
 def arguments(backend: Backend, memory: float, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of vLLM's LLM, the model aside."""
+    """Return the arguments of vLLM's LLM, the model aside. A backend's `drafts` names that of the layers that draft."""
+    own, speculation = dict(backend.arguments), options["speculate"]
+    drafts = own.pop("drafts", None)
+    if speculation and drafts:
+        speculation = speculation | {"attention_backend": _selected(options)[0].get(drafts, drafts)}
     given = {
         "skip_tokenizer_init": True,
         "load_format": weights.FORMAT,
@@ -185,18 +190,23 @@ def arguments(backend: Backend, memory: float, options: dict[str, Any]) -> dict[
         "enable_prefix_caching": options["cached"],
         "max_num_seqs": options["max_seqs"],
         "max_num_batched_tokens": options["batched_tokens"],
-        "speculative_config": options["speculate"],
+        "speculative_config": speculation,
         "disable_log_stats": options["speculate"] is None,
         "compilation_config": {"mode": 0, "cudagraph_mode": options["graphs"]},
     }
-    return given | backend.arguments
+    return given | own
+
+
+def _selected(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what names of decode and prefill backends stand for. Where vLLM takes no new names, tsmla is CUSTOM."""
+    from tsmla.integrations.vllm import selected_names
+
+    return [dict.fromkeys(["auto"]) | {OURS: ours} for ours in selected_names(options["sparse"])]
 
 
 def attention(backend: Backend, options: dict[str, Any]) -> dict[str, Any]:
-    """Return vLLM's attention config. Where vLLM takes no new names, tsmla is CUSTOM."""
-    from tsmla.integrations.vllm import selected_names
-
-    decode, prefill = (dict.fromkeys(["auto"]) | {OURS: ours} for ours in selected_names(options["sparse"]))
+    """Return vLLM's attention config."""
+    decode, prefill = _selected(options)
     chosen = {
         "backend": decode.get(backend.name, backend.name),
         "mla_prefill_backend": prefill.get(backend.prefill, backend.prefill),

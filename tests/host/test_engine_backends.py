@@ -56,6 +56,22 @@ def test_a_setting_overrules_the_options_of_all(monkeypatch):
     assert rows == plain | {"kv_cache_dtype": "fp8_ds_mla"}
 
 
+def test_a_backend_may_name_that_of_the_layers_that_draft(monkeypatch):
+    monkeypatch.setattr(vllm, "selected_names", lambda sparse: ("CUSTOM", "CUSTOM"))
+    parser = argparse.ArgumentParser()
+    model.add_arguments(parser)
+    given = parser.parse_args(["TSMLA", "TSMLA,drafts=TSMLA", "TSMLA,drafts=FLASHMLA", "--speculate", "mtp:3"])
+    options = model.forwarded(given)
+    chosen, own, other = (model.arguments(backend, 0.5, options) for backend in given.backends)
+    drafted = chosen["speculative_config"]
+    assert "attention_backend" not in drafted
+    assert own == chosen | {"speculative_config": drafted | {"attention_backend": "CUSTOM"}}
+    assert other == chosen | {"speculative_config": drafted | {"attention_backend": "FLASHMLA"}}
+    seconds = {str(backend): [1.0] for backend in given.backends}
+    rows = engine_tables.rows({"options": options, "results": [{"case": "4x64+2", "seconds": seconds}]})
+    assert [row[0] for row in rows][0] == "vLLM 4 x 64 + 2, mtp 3, drafts by TSMLA, 16 heads, 24 layers, bf16 cache"
+
+
 @pytest.mark.parametrize(
     "given, label",
     [
