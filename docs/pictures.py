@@ -60,17 +60,13 @@ SECTIONS = (
     ("Blackwell decode with a scale for each key, more than 64 query rows", BLACKWELL_PAIR, (8,), "apart"),
     ("Blackwell decode, cache of 656-byte rows, up to 64 query rows", BLACKWELL_SOLO, (16,), "in a row"),
     ("Blackwell decode, cache of 656-byte rows, more than 64 query rows", BLACKWELL_PAIR, (16,), "in a row"),
+    ("Blackwell decode of chosen keys, 16-bit cache, up to 64 heads", BLACKWELL_SOLO, (16,), "none, gathered"),
     ("Blackwell decode of chosen keys, 8-bit cache, up to 64 heads", BLACKWELL_SOLO, (8,), "none, gathered"),
     ("Blackwell decode of chosen keys, a scale for each, up to 64 heads", BLACKWELL_SOLO, (8,), "apart, gathered"),
     ("Blackwell decode of chosen keys, a scale for each, more than 64 heads", BLACKWELL_PAIR, (8,), "apart, gathered"),
     ("Blackwell decode of chosen keys, 656-byte rows, up to 64 heads", BLACKWELL_SOLO, (16,), "in a row, gathered"),
     ("Blackwell decode of chosen keys, 656-byte rows, more than 64 heads", BLACKWELL_PAIR, (16,), "in a row, gathered"),
-    (
-        "Blackwell decode of chosen keys, 16-bit cache, and 8-bit cache of more than 64 heads",
-        BLACKWELL_PAIR,
-        (16, 8),
-        "none, gathered",
-    ),
+    ("Blackwell decode of chosen keys, more than 64 heads", BLACKWELL_PAIR, (16, 8), "none, gathered"),
 )
 
 DOES = {
@@ -95,7 +91,7 @@ DOES = {
     "gather_rope": "copies queries, and rope pieces one by one; tells which keys are there",
     "gather_rows": "copies rows, or some strips of them, one by one; with 8 bits, queries too",
     "gather_stored": "copies queries, and strips of stored rows one by one; tells which keys are there",
-    "gather_keys": "copies rows one by one; of single CTAs, keys are also the values",
+    "gather_keys": "copies rows one by one, which single CTAs also take for values, and 16-bit queries of these",
     "gather_values": "copies half of the latent columns of all keys of the pair, one by one",
     "gather_few": "copies stored rows, and scales that lie apart, one by one; tells which keys are there",
     "tell_rows": "hands over strips that have landed; tells which keys are there",
@@ -205,7 +201,7 @@ def shown(kernel: str, bits: int, scales: str, d_qk: int) -> Any:
         if v.dtype.bits == bits
         and kernel in schedules_of(v)
         and kind_of(v) == scales
-        and (isinstance(v, DecodeVariant) or v.d_qk == d_qk)
+        and (v.row.has("rope") if isinstance(v, DecodeVariant) else v.d_qk == d_qk)
     )
 
 

@@ -65,7 +65,7 @@ def more_of_one_table(variant) -> int:
     bits have a prefill."""
     on_hopper = variant.arch is Arch.SM90A
     if isinstance(variant, DecodeVariant):
-        return on_hopper or int(wide_rows(variant.row))
+        return on_hopper or int(wide_rows(variant.row, variant.gathers))
     return isinstance(variant, PrefillVariant) and on_hopper and PrefillGeometry.of(variant).policy.alone_if_long
 
 

@@ -110,7 +110,7 @@ def refusals(draw: Any, variant: Variant, hostile: bool = True) -> Refusal:
         ways = tuple(way for way in ways if way != "dim 0 +1")
     if isinstance(variant, DecodeVariant) and argument == "workspace_buffer":
         # Of few rows of such a cache less will do than `decode_workspace_size` says, which does not know the cache.
-        enough = variant.arch in FEW_ROWS_DEALS and wide_rows(variant.row)
+        enough = variant.arch in FEW_ROWS_DEALS and wide_rows(variant.row, variant.gathers)
         ways = tuple(way for way in ways if not (enough and way == "dim 0 -1"))
     wrong = draw(st.sampled_from((*ways, *["value"] * min(3, len(values)))))
     index = draw(st.integers(0, len(values) - 1 if wrong == "value" else 5))

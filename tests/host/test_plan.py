@@ -98,14 +98,11 @@ def test_a_workspace_is_enough_whatever_rows_the_cache_has(arch: Arch, sm_count:
             assert (wide == plan) == (batch_invariant or q_len * heads > 64), shape
 
 
-def test_wide_rows_are_those_that_products_read_in_16_bits() -> None:
-    assert [wide_rows(uniform_row(dtype)) for dtype in (Dtype.BF16, Dtype.FP16, Dtype.E4M3, Dtype.E5M2)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert not any(wide_rows(row) for row in ROWS.values() if row.scales)
+def test_wide_rows_are_those_that_products_read_in_16_bits_and_nobody_gathers() -> None:
+    dtypes = (Dtype.BF16, Dtype.FP16, Dtype.E4M3, Dtype.E5M2)
+    assert [wide_rows(uniform_row(dtype), gathers=False) for dtype in dtypes] == [True, True, False, False]
+    assert not any(wide_rows(uniform_row(dtype), gathers=True) for dtype in dtypes)
+    assert not any(wide_rows(row, gathers=False) for row in ROWS.values() if row.scales)
 
 
 def most_work(arch: Arch, sm_count: int, q_len: int, heads: int, seq_lens: list[int], wide: bool = False) -> float:

@@ -242,7 +242,7 @@ class DecodeTraced(Traced):
 
         s, arch = self.shape, self.variant.arch
         rows = s.heads * self.q_len
-        wide = wide_rows(self.variant.row)
+        wide = wide_rows(self.variant.row, self.variant.gathers)
         deal = deal_of(arch, rows, wide=wide)
         plan = plan_decode(arch, self.processors, self.requests, self.q_len, s.heads, s.keys, wide=wide)
         found = []

@@ -56,11 +56,13 @@ class Query(NamedTuple):
 class QueryTileLayout:
     """How `rows` query rows lie in shared memory: each piece is chunks of (rows, one swizzled row). A chunk of the
     latent piece has `latent_bytes` of each row; a rope piece is one chunk and lies behind the latent piece. `row` names
-    the pieces of a query row, which may differ in dtype."""
+    the pieces of a query row, which may differ in dtype. The first `elsewhere` chunks of the latent piece are not in
+    shared memory."""
 
     row: RowFormat
     rows: int
     latent_bytes: int
+    elsewhere: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,7 +76,19 @@ class QueryTileLayout:
 
     @property
     def bytes(self) -> int:
-        return self.rows * sum(piece.bytes for piece in self.row.pieces)
+        return self.rows * sum(self.piece_bytes(name) for name in self.names)
+
+    def bytes_elsewhere(self, name: str) -> int:
+        """Bytes of a row's piece that are not in shared memory."""
+        return self.elsewhere * self.latent_bytes if name == "latent" else 0
+
+    def piece_bytes(self, name: str) -> int:
+        """Bytes of a row's piece that are in shared memory."""
+        return self.row.piece(name).bytes - self.bytes_elsewhere(name)
+
+    def first_column(self, name: str) -> int:
+        """The first column of a piece that is in shared memory."""
+        return self.bytes_elsewhere(name) // self.element_bytes(name)
 
     def line_bytes(self, name: str) -> int:
         """Bytes that a chunk of a piece has of each row."""
@@ -82,8 +96,7 @@ class QueryTileLayout:
 
     def offset(self, name: str) -> int:
         """The byte of the tile that a piece begins with."""
-        before = self.row.pieces[: self.names.index(name)]
-        return self.rows * sum(piece.bytes for piece in before)
+        return self.rows * sum(self.piece_bytes(before) for before in self.names[: self.names.index(name)])
 
     def element_bytes(self, name: str) -> int:
         return bytes_of(self.row.piece(name).dtype.bits)
@@ -94,7 +107,7 @@ class QueryTileLayout:
     def shape(self, name: str) -> tuple[int, int, int, int]:
         """Shape of a piece: (columns of a chunk, rows, chunks, 1)."""
         width = self.line_bytes(name) // self.element_bytes(name)
-        return width, self.rows, self.row.piece(name).columns // width, 1
+        return width, self.rows, self.piece_bytes(name) // self.line_bytes(name), 1
 
     def layout(self, name: str) -> cute.Layout:
         width, rows, _, _ = shape = self.shape(name)
@@ -187,7 +200,8 @@ def _map_of(
     width, _, chunks, _ = shape = tile.shape(name)
     near, far = (cute.assume(stride, divby=VECTOR_BYTES // tile.element_bytes(name)) for stride in (near, far))
     view = cute.make_tensor(
-        piece.iterator, cute.make_layout((width, length, chunks, count), stride=(1, near, width, far))
+        piece.iterator + tile.first_column(name),
+        cute.make_layout((width, length, chunks, count), stride=(1, near, width, far)),
     )
     layout = cute.make_composed_layout(tile.swizzle(name), 0, tile.layout(name))
     return Map(*cpasync.make_tiled_tma_atom(load_op, view, layout, shape))
@@ -248,15 +262,13 @@ def copy_rows(
     step_bytes, step_rows = ROW_LANES * VECTOR_BYTES, 32 // ROW_LANES
     for index in cutlass.range(tile.rows // step_rows, unroll=1):
         row = index * step_rows + lane // ROW_LANES
-        found = cutlass.min(first_row + row, last_row)
-        token = quotient(found, heads)
-        place = (request, token, found - token * heads.value, 0)
+        token, head = _token_and_head(cutlass.min(first_row + row, last_row), heads)
         for name, piece in zip(tile.names, rows.pieces, strict=True):
             row_bytes, offset = tile.line_bytes(name), tile.offset(name)
-            source = cute.recast_ptr(aligned(cute.domain_offset(place, piece).iterator, VECTOR_BYTES), dtype=Int32)
+            source = _words_at(piece, request, token, head, tile.first_column(name))
             line = offset + row * row_bytes
             turned = (row * row_bytes >> 7 & row_bytes // VECTOR_BYTES - 1) * VECTOR_BYTES
-            for step in cutlass.range_constexpr(tile.row.piece(name).bytes // step_bytes):
+            for step in cutlass.range_constexpr(tile.piece_bytes(name) // step_bytes):
                 chunk, within = divmod(step * step_bytes, row_bytes)
                 to = chunk * tile.rows * row_bytes + line + ((within + lane_byte) ^ turned)
                 cute.copy(
@@ -268,6 +280,24 @@ def copy_rows(
     cute.arch.cp_async_wait_group(0)
     cute.arch.fence_view_async_shared()
     cute.arch.sync_warp()
+
+
+@cute.jit
+def latent_words(rows: QueryRows, request: Int32, row: Int32, heads: Divisor) -> cute.Pointer:
+    """The first 32-bit word of a row's latent piece; `row` is one of all rows."""
+    request, row = _within(rows, request, row)
+    return _words_at(rows.pieces[0], request, *_token_and_head(row, heads), 0)
+
+
+def _token_and_head(row: Int32, heads: Divisor) -> tuple[Int32, Int32]:
+    """The query token and the head that a request's row is of."""
+    token = quotient(row, heads)
+    return token, row - token * heads.value
+
+
+def _words_at(piece: cute.Tensor, request: Int32, token: Int32, head: Int32, column: int) -> cute.Pointer:
+    start = cute.domain_offset((request, token, head, column), piece).iterator
+    return cute.recast_ptr(aligned(start, VECTOR_BYTES), dtype=Int32)
 
 
 @cute.jit

@@ -48,10 +48,11 @@ FEW_WIDE_ROWS_DEALS = {
 in FEW_ROWS_DEALS."""
 
 
-def wide_rows(row: RowFormat) -> bool:
-    """Whether products read 16-bit rows of the cache as they are. One SM's shared memory holds only two tiles of these,
-    too few to be loading while it multiplies: a pair shares its tiles."""
-    return row.scales is None and all(piece.dtype.bits == 16 for piece in row.pieces)
+def wide_rows(row: RowFormat, gathers: bool) -> bool:
+    """Whether bulk copies bring 16-bit rows of the cache as products read them. One SM's shared memory holds only two
+    tiles of these, too few to be loading while it multiplies: a pair shares its tiles. Where keys are gathered, single
+    CTAs make room for a third."""
+    return not gathers and row.scales is None and all(piece.dtype.bits == 16 for piece in row.pieces)
 
 
 def deal_of(arch: Arch, rows: int, batch_invariant: bool = False, wide: bool = False) -> Deal:

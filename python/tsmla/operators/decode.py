@@ -338,7 +338,7 @@ def _served(call: Given, tensors: tuple) -> Served:
     if batch and q_len and heads:
         plan = plan_decode(
             variant.arch, multiprocessors(device), batch, q_len, heads, call.longest, packed, call.batch_invariant,
-            wide_rows(variant.row),
+            wide_rows(variant.row, variant.gathers),
         )  # fmt: skip
         workers, workspace_bytes = plan.workers if sizes["pages"] else 0, plan.workspace_bytes
 

@@ -67,7 +67,7 @@ def multiply(kind: str, accumulator: Int32, a: Int64, b: Int64, instruction: int
 
 def multiply_tmem(kind: str, accumulator: Int32, a: Int32, b: Int64, instruction: int, keep, form: str = ONE) -> None:
     """accumulator = a b^T, plus the accumulator when `keep`, with a in tensor memory: K consecutive in a lane's
-    columns; b in shared memory. `form` is ONE or PAIR."""
+    columns; b in shared memory. `form` is ONE, PAIR or ONE_HALVED, for which lanes 64 + r hold what lanes r do."""
     _issue(kind, form, accumulator, "[{$r1}]", a, b, instruction, keep)
 
 

@@ -27,7 +27,7 @@ from ...parts.keys.source import BOX_KEYS, KeySource, key_source
 from ...parts.keys.visible import Visibility
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities
-from ...parts.query import Map, Query, query_of, query_rows
+from ...parts.query import Map, Query, QueryRows, query_of, query_rows
 from ...parts.row_end import Ending, log_sums_of
 from .assignment import Assignment, is_leader
 from .finish import RowResults
@@ -177,7 +177,7 @@ class AttentionKernel:
         source = listed if geometry.gathers else key_source(kv_cache, listed)
         first = first_unit(geometry.deal, work)
         assignment = Assignment(kv_cache, source, work, first)
-        if const_expr(geometry.converts):
+        if const_expr(geometry.converts or geometry.q_held > 0):
             assignment = assignment._replace(work=in_lanes(work))
         if const_expr(geometry.is_pair):
             cute.arch.cluster_wait()
@@ -261,19 +261,21 @@ class AttentionKernel:
         else:
             cute.arch.setmaxregister_decrease(schedule.registers.bring)
             shared, assignment = self._started(*start)
-            self._gather(warp - schedule.first_bring_warp, shared, assignment)
+            if const_expr(geometry.q_held > 0):
+                shared = self._with_tensor_memory(shared, start[1])
+            self._gather(warp - schedule.first_bring_warp, shared, assignment, query.rows)
             cute.arch.griddepcontrol_launch_dependents()
 
     @cute.jit
-    def _gather(self, warp: Int32, shared: Shared, assignment: Assignment):
+    def _gather(self, warp: Int32, shared: Shared, assignment: Assignment, query: QueryRows):
         geometry, warps = self.geometry, len(self.schedule.gather_keys.warps)
         if const_expr(geometry.is_pair):
             if warp < warps:
-                gather_keys(shared, geometry, warp, warps, assignment)
+                gather_keys(shared, geometry, warp, warps, assignment, query)
             else:
                 gather_values(shared, geometry, warp - warps, warps, assignment)
         else:
-            gather_keys(shared, geometry, warp, warps, assignment)
+            gather_keys(shared, geometry, warp, warps, assignment, query)
 
 
 @cute.jit

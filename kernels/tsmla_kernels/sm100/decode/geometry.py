@@ -3,7 +3,8 @@
 Two kernels serve a variant. Requests of more than 64 query rows: a *pair* of CTAs works on 128 rows, 64 in each, and
 the pair's MMA takes its B operand in halves, so each CTA holds 64 of a tile's 128 keys for the scores and, loaded once
 more, 256 of the 512 latent dims for the values. Requests of up to 64 rows: CTAs work *solo*, and what was loaded as
-keys is also the values. 16-bit caches use a pair even for few rows: one SM holds only two tiles of them."""
+keys is also the values. An SM holds only two tiles of 16-bit keys beside a query: where bulk copies bring them, a pair
+of CTAs works even on few rows; where they are gathered, most of the query is in tensor memory, and three tiles fit."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ ATOM = TILE_ALIGNMENT
 CTA_ROWS = 64
 """Query rows of a CTA."""
 S_SLOTS = 2
-"""Tiles whose scores are in tensor memory."""
+"""Tiles whose scores are in tensor memory, where all of it that is left is theirs."""
+HELD_CHUNKS = 7
+"""Chunks of a 16-bit query row that tensor memory has room for beside the output and one tile's scores."""
 CONTROL_BYTES = 3 * 1024
 """Barriers and the rows' exchange, ahead of the first 1024-byte aligned tile."""
 TENSOR_ADDRESS_OFFSET = 512
@@ -56,6 +59,9 @@ class DecodeGeometry:
     quarter without a rope piece), so that the next tile's first third can follow. Solo, they hold whole rows of a tile
     of 64 keys: all of the tile in 8 bits, half in 16, whose place is free while the other half is still multiplied.
 
+    q_held: chunks of a query row, the first ones, that are in tensor memory and not in shared memory (`query.py`). A
+    16-bit rope piece is then a tail, too, whose only slot is free when scores have read it.
+
     `row` is what products read, and `stored` what the cache has: DeepSeek's rows become bf16 on their way to shared
     memory (`convert.py`), for all others both are equal. gathers: keys are gathered one by one (`gather.py`)."""
 
@@ -66,11 +72,12 @@ class DecodeGeometry:
     k_slots_per_tile: int
     v_slots: int
     gathers: bool
+    q_held: int = 0
 
     @classmethod
     def few(cls, variant: DecodeVariant) -> DecodeGeometry:
         """Sizes for requests of up to 64 rows."""
-        wide = wide_rows(variant.row)
+        wide = wide_rows(variant.row, variant.gathers)
         return cls.pair(variant, FEW_WIDE_ROWS_DEALS[variant.arch]) if wide else cls.solo(variant)
 
     @classmethod
@@ -87,11 +94,12 @@ class DecodeGeometry:
     @classmethod
     def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
         """Sizes of a single CTA. Five tiles of 8-bit keys without a 16-bit rope piece fit, so that a load need not wait
-        for a tile whose output is rescaled."""
+        for a tile whose output is rescaled; of 16-bit keys that are gathered as they are, three."""
         row = multiplied_row(variant.row, variant.dtype)
-        size = _element_bytes(row)
+        size, deal = _element_bytes(row), FEW_ROWS_DEALS[variant.arch]
+        if size == 2 and variant.gathers and row == variant.row:
+            return cls(row, row, deal, k_slots=3, k_slots_per_tile=1, v_slots=0, gathers=True, q_held=HELD_CHUNKS)
         k_slots = 5 if size == 1 and _is_uniform(row) else 4
-        deal = FEW_ROWS_DEALS[variant.arch]
         return cls(row, variant.row, deal, k_slots, k_slots_per_tile=size, v_slots=0, gathers=variant.gathers)
 
     def __post_init__(self) -> None:
@@ -114,7 +122,9 @@ class DecodeGeometry:
         for size in (self.q_bytes, self.k_wide_bytes, self.k_tail_bytes, self.v_bytes, self.p_bytes, CONTROL_BYTES):
             assert size % ATOM == 0, self
         assert LANE_BOXES * BOX_KEYS % self.tile_kv == 0, self
-        assert self.s_column + S_SLOTS * self.s_columns <= TMEM_COLUMNS, self
+        assert self.q_column + self.q_held_columns <= TMEM_COLUMNS, self
+        assert self.q_held == 0 or (self.gathers and not self.converts and not self.is_pair), self
+        assert self.k_slots_per_tile == 1 or not self.rope_apart, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"
 
     @property
@@ -147,8 +157,9 @@ class DecodeGeometry:
 
     @property
     def row_chunks(self) -> int:
-        """Whole chunks of the latent dtype."""
-        return (self.row.columns if _is_uniform(self.row) else self.row.value_columns) // self.chunk
+        """Whole chunks of the latent dtype; only those of latent pieces where rope pieces have slots of their own."""
+        together = _is_uniform(self.row) and self.q_held == 0
+        return (self.row.columns if together else self.row.value_columns) // self.chunk
 
     @property
     def tail(self) -> int:
@@ -160,12 +171,23 @@ class DecodeGeometry:
         return bytes_of(self.row.pieces[-1].dtype.bits, self.tail)
 
     @property
+    def rope_apart(self) -> bool:
+        """Whether rope pieces of keys have a slot of their own, which is free once scores have read it."""
+        return self.q_held > 0 and self.tail > 0
+
+    @property
+    def q_held_columns(self) -> int:
+        """Tensor-memory columns of the query: each row once on lanes 0-63 and once on lanes 64-127."""
+        return self.q_held * SWIZZLE_BYTES // 4
+
+    @property
     def q_wide_bytes(self) -> int:
-        return CTA_ROWS * self.row_chunks * SWIZZLE_BYTES
+        return CTA_ROWS * (self.row_chunks - self.q_held) * SWIZZLE_BYTES
 
     @property
     def query_tile(self) -> QueryTileLayout:
-        return QueryTileLayout(self.row, CTA_ROWS, SWIZZLE_BYTES)
+        """The query in shared memory: what tensor memory does not hold."""
+        return QueryTileLayout(self.row, CTA_ROWS, SWIZZLE_BYTES, self.q_held)
 
     @property
     def q_bytes(self) -> int:
@@ -194,7 +216,7 @@ class DecodeGeometry:
 
     @property
     def k_wide_bytes(self) -> int:
-        """Bytes of one K slot without its tail part; the slots' tail parts lie behind all of these."""
+        """Bytes of one K slot without its tail part; tail parts lie behind all of these."""
         return self.k_keys * self.k_chunks * SWIZZLE_BYTES
 
     @property
@@ -204,6 +226,10 @@ class DecodeGeometry:
     @property
     def k_bytes(self) -> int:
         return self.k_wide_bytes + self.k_tail_bytes
+
+    @property
+    def tail_slots(self) -> int:
+        return 1 if self.rope_apart else self.k_slots
 
     @property
     def v_dims(self) -> int:
@@ -258,7 +284,7 @@ class DecodeGeometry:
 
     @property
     def v_offset(self) -> int:
-        return self.k_tail_offset + self.k_slots * self.k_tail_bytes
+        return self.k_tail_offset + self.tail_slots * self.k_tail_bytes
 
     @property
     def p_offset(self) -> int:
@@ -316,6 +342,16 @@ class DecodeGeometry:
     def s_column(self) -> int:
         """First column of the scores."""
         return self.o_columns
+
+    @property
+    def s_slots(self) -> int:
+        """Tiles whose scores are in tensor memory."""
+        return 1 if self.q_held else S_SLOTS
+
+    @property
+    def q_column(self) -> int:
+        """First column of the query."""
+        return self.s_column + self.s_slots * self.s_columns
 
 
 def _element_bytes(row: RowFormat) -> int:

@@ -1,8 +1,9 @@
 """Absorbed MLA decode for Blackwell: the host entry.
 
 Requests of up to 64 query rows (query tokens x heads) go to single CTAs, which load a key once and use it as value too;
-those of more go to pairs of CTAs. The host chooses at run time, so that one variant serves both. 16-bit caches use a
-pair of CTAs even for few rows (one SM holds only two tiles of them), but the deal of few rows."""
+those of more go to pairs of CTAs. The host chooses at run time, so that one variant serves both. 16-bit caches whose
+keys are not gathered use a pair of CTAs even for few rows (one SM holds only two tiles of them), but the deal of few
+rows."""
 
 from __future__ import annotations
 

@@ -53,6 +53,10 @@ class Products:
         a, b = a + (a_bytes >> 4), b + (b_bytes >> 4)
         umma.multiply(kind or self.kind, accumulator, a, b, instruction, keep, self.form)
 
+    def issue_held(self, accumulator: Int32, a: Int32, b: Int64, b_bytes: int, instruction: int, keep):
+        """Issue one MMA whose first operand is in tensor memory, at `a`."""
+        umma.multiply_tmem(self.kind, accumulator, a, b + (b_bytes >> 4), instruction, keep, self.form)
+
 
 def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: Assignment):
     """Issue the products of all segments. `shared` must know tensor memory (`AttentionKernel._with_tensor_memory`)."""
@@ -61,6 +65,8 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: 
     @cute.jit
     def products_of(segment: Segment, done: Done) -> Done:
         shared.edges.q.wait_full(done.segments)
+        if const_expr(geometry.q_held > 0):
+            tmem.fence_after()
         for ahead in cutlass.range(segment.tiles + 1, unroll=1):
             scores_first = Boolean(True)
             if const_expr(not geometry.is_pair):
@@ -88,7 +94,7 @@ def _keys_come_first(geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared
     probabilities it would miss the keys. Where there is less, values free what memory waits for: it asks once."""
     keys, settled = Boolean(False), Boolean(False)
     while not settled:
-        keys = shared.edges.k.is_full(slot)
+        keys = (shared.edges.rope if geometry.rope_apart else shared.edges.k).is_full(slot)
         settled = Boolean(True)
         if const_expr(geometry.k_slots > 2 * geometry.k_slots_per_tile):
             if not keys:
@@ -106,6 +112,11 @@ def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
     target = shared.tmem_base + geometry.s_column + shared.edges.s.stage(tile) * geometry.s_columns
     for index in cutlass.range_constexpr(geometry.k_cuts):
         count = tile * geometry.k_slots_per_tile + index
+        if const_expr(geometry.rope_apart):
+            shared.edges.rope.wait_full(tile)
+            with cute.arch.elect_one():
+                _tail_scores(products, shared, target, 0, False)
+                shared.edges.rope.release_after_mmas(tile)
         for slot in cutlass.range_constexpr(slots_together):
             shared.edges.k.wait_full(count + slot)
         slot = shared.edges.k.stage(count)
@@ -115,17 +126,29 @@ def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
             for chunk in cutlass.range_constexpr(geometry.k_chunks):
                 row_chunk = index * geometry.k_chunks + chunk
                 for step in cutlass.range_constexpr(0, SWIZZLE_BYTES, umma.K_BYTES):
-                    q_bytes, k_bytes = row_chunk * CTA_ROWS * SWIZZLE_BYTES + step, chunk * ATOM + step
-                    products.issue(target, q, k, q_bytes, k_bytes, products.scores, row_chunk + step > 0)
-            if const_expr(geometry.tail > 0):
-                q = umma.at(products.tail, shared.operands.q + geometry.q_wide_bytes)
-                k = umma.at(products.tail, shared.operands.k_tail + slot * geometry.k_tail_bytes)
-                for step in cutlass.range_constexpr(0, geometry.tail_bytes, umma.K_BYTES):
-                    products.issue(target, q, k, step, step, products.tail_scores, True, products.tail_kind)
+                    more, k_bytes = geometry.rope_apart or row_chunk + step > 0, chunk * ATOM + step
+                    if const_expr(row_chunk < geometry.q_held):
+                        held = shared.tmem_base + geometry.q_column + (row_chunk * SWIZZLE_BYTES + step) // 4
+                        products.issue_held(target, held, k, k_bytes, products.scores, more)
+                    else:
+                        q_bytes = (row_chunk - geometry.q_held) * CTA_ROWS * SWIZZLE_BYTES + step
+                        products.issue(target, q, k, q_bytes, k_bytes, products.scores, more)
+            if const_expr(geometry.tail > 0 and not geometry.rope_apart):
+                _tail_scores(products, shared, target, slot, True)
             if const_expr(geometry.is_pair):
                 shared.edges.k.release_after_mmas(count)
             if const_expr(index == geometry.k_cuts - 1):
                 shared.edges.s.fill_after_mmas(tile)
+
+
+def _tail_scores(products: Products, shared: Shared, target: Int32, slot: Int32 | int, keep: bool) -> None:
+    """Issue the products of the tail in a slot, by one thread; `keep` adds to scores that are there."""
+    geometry = products.geometry
+    q = umma.at(products.tail, shared.operands.q + geometry.q_wide_bytes)
+    k = umma.at(products.tail, shared.operands.k_tail + slot * geometry.k_tail_bytes)
+    for step in range(0, geometry.tail_bytes, umma.K_BYTES):
+        more = keep or step > 0
+        products.issue(target, q, k, step, step, products.tail_scores, more, products.tail_kind)
 
 
 @cute.jit

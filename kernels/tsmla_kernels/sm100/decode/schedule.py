@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...limits import REGISTERS_PER_SM, WARPGROUP
 from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, LaneCopies, Party, Role, TensorCore, Warps
-from .geometry import CONVERT_WARPS, CTA_ROWS, S_SLOTS, TENSOR_ADDRESS_OFFSET, THERE_SLOTS, DecodeGeometry
+from .geometry import CONVERT_WARPS, CTA_ROWS, TENSOR_ADDRESS_OFFSET, THERE_SLOTS, DecodeGeometry
 
 
 class Registers(NamedTuple):
@@ -19,9 +19,9 @@ class Registers(NamedTuple):
 
 
 ALIKE, CONVERTING, GATHERING = Registers(255, 255, 255), Registers(168, 72, 136), Registers(216, 136, 152)
-GATHERING_SCALED = Registers(240, 136, 128)
+GATHERING_SCALED, GATHERING_QUERY = Registers(240, 136, 128), Registers(208, 136, 160)
 """Registers where bulk copies bring keys, where warps convert rows, where they gather them, and where gathered rows
-have a scale each: what roles use without spills, and all there are."""
+have a scale each, or the warps that gather also bring queries: what roles use without spills, and all there are."""
 GATHER_WARPS = WARPGROUP // 32
 ROW_BARRIER = 1
 """First of two named barriers: rows 0-31 and rows 32-63 of the CTA."""
@@ -39,7 +39,8 @@ class DecodeSchedule:
 
     Where rows are converted, two more warpgroups do it, in place of the warps that load keys and values. They and
     softmax then need more registers than all may have, and the second warpgroup gives some. Where rows are gathered,
-    one more warpgroup does it; in a pair, half of it keys and half values."""
+    one more warpgroup does it; in a pair, half of it keys and half values. Where tensor memory holds a part of the
+    query, that warpgroup brings it, too: its warps reach all lanes."""
 
     geometry: DecodeGeometry
     softmax_warps: int = 4
@@ -68,6 +69,8 @@ class DecodeSchedule:
         if self.geometry.converts:
             return CONVERTING
         if self.geometry.gathers:
+            if self.geometry.q_held:
+                return GATHERING_QUERY
             return GATHERING_SCALED if self.geometry.scale_slots else GATHERING
         return ALIKE
 
@@ -156,13 +159,16 @@ class DecodeSchedule:
             own, other = (Warps(loader, ctas, which) for which in ("the leader's", "the other CTA's"))
             queries = (Either(Copies(loader), own), other)
         else:
-            queries = (Either(Copies(loader), Warps(loader)),)
+            queries = (Either(Copies(loader), Warps(loader)), *((Warps(self.gather_keys),) if geometry.q_held else ()))
         lands = geometry.gathers and not geometry.converts
         gatherers = (self.gather_keys, self.gather_values) if lands else ()
+        key_bytes = geometry.k_wide_bytes if geometry.rope_apart else geometry.k_bytes
         edges = [
             EdgeSpec("q", queries, products, 1, ctas * geometry.q_bytes),
-            EdgeSpec("k", keys, products, geometry.k_slots, ctas * geometry.k_bytes, through=gatherers[:1]),
+            EdgeSpec("k", keys, products, geometry.k_slots, ctas * key_bytes, through=gatherers[:1]),
         ]
+        if geometry.rope_apart:
+            edges.append(EdgeSpec("rope", keys, products, 1, geometry.k_tail_bytes, through=gatherers[:1]))
         if geometry.is_pair:
             values = keys
             if loads:
@@ -170,7 +176,7 @@ class DecodeSchedule:
             size = ctas * geometry.v_bytes
             edges.append(EdgeSpec("v", values, products, geometry.v_slots, size, through=gatherers[1:]))
         edges += [
-            EdgeSpec("s", products, attend, S_SLOTS, tile_scores),
+            EdgeSpec("s", products, attend, geometry.s_slots, tile_scores),
             EdgeSpec("p", attend, products, geometry.p_slots, ctas * geometry.p_bytes),
             EdgeSpec("half", products, NOBODY, 1, ctas * CTA_ROWS * geometry.row.value_columns * 2, (self.attend,)),
         ]
@@ -178,7 +184,9 @@ class DecodeSchedule:
         if lands:
             k_slots, v_slots, tells = geometry.k_slots, geometry.v_slots, (self.tell_rows,)
             lanes = LaneCopies(self.gather_keys, ctas, whose)
-            edges.append(EdgeSpec("landed_keys", (lanes,), NOBODY, k_slots, geometry.k_bytes, tells))
+            edges.append(EdgeSpec("landed_keys", (lanes,), NOBODY, k_slots, key_bytes, tells))
+            if geometry.rope_apart:
+                edges.append(EdgeSpec("landed_rope", (lanes,), NOBODY, 1, geometry.k_tail_bytes, tells))
             if geometry.is_pair:
                 lanes = LaneCopies(self.gather_values, ctas, whose)
                 edges.append(EdgeSpec("landed_values", (lanes,), NOBODY, v_slots, geometry.v_bytes, tells))

@@ -59,12 +59,14 @@ class Edges(NamedTuple):
 
     q: ClusterEdge
     k: ClusterEdge
+    rope: ClusterEdge | None
     v: ClusterEdge | None
     s: ClusterEdge
     p: ClusterEdge
     half: ClusterEdge
     scales: Edge | None
     landed_keys: LaneCopiesEdge | None
+    landed_rope: LaneCopiesEdge | None
     landed_values: LaneCopiesEdge | None
     there: Edge | None
 
@@ -139,10 +141,12 @@ def shared_of(geometry: DecodeGeometry, base: cute.Pointer, barriers: Barriers, 
         tmem_base=tmem_base,
         edges=Edges(
             *(barriers.edge(name, ClusterEdge) for name in ("q", "k")),
+            barriers.edge("rope", ClusterEdge) if geometry.rope_apart else None,
             barriers.edge("v", ClusterEdge) if geometry.is_pair else None,
             *(barriers.edge(name, ClusterEdge) for name in ("s", "p", "half")),
             barriers.edge("scales", Edge) if scaled else None,
             barriers.edge("landed_keys", LaneCopiesEdge) if landed else None,
+            barriers.edge("landed_rope", LaneCopiesEdge) if geometry.rope_apart else None,
             barriers.edge("landed_values", LaneCopiesEdge) if landed and geometry.is_pair else None,
             barriers.edge("there", Edge) if geometry.gathers else None,
         ),

@@ -14,8 +14,10 @@ from cutlass import Int32, const_expr
 from ....decode.segments import Segment
 from ....limits import SWIZZLE_BYTES
 from ....parts.keys.listed import Lines, for_each_tile, gather, lane_keys, place_of, tell_there
+from ....parts.query import QueryRows
 from ..assignment import Assignment, Done, for_each_segment, rank_of
 from ..geometry import DecodeGeometry
+from ..query import hold_query
 from ..storage import Shared
 
 
@@ -25,9 +27,11 @@ def gather_keys(
     warp: Int32,
     warps: cutlass.Constexpr[int],
     assignment: Assignment,
+    query: QueryRows,
 ):
     """Gather the K tiles of each segment, as warp number `warp` of `warps`: in a pair, this CTA's half of a tile's
-    keys; solo, all of them."""
+    keys; solo, all of them. Behind a segment's first tile, bring what tensor memory holds of its query, whose place is
+    free when the last scores of the segment before are there."""
     assert geometry.k_cuts == geometry.k_slots_per_tile, geometry
     share = geometry.k_keys // warps
     own, source = warp * share, assignment.source
@@ -47,11 +51,18 @@ def gather_keys(
                 if const_expr(rope is not None):
                     behind = target + latent.offset(latent.lines)
                     gather(source.rope.start, place_of(source, source.rope, slot), rope, behind, own, share)
+                if const_expr(geometry.rope_apart):
+                    shared.edges.landed_keys.arrive_behind_copies(count)
+                    shared.edges.rope.wait_empty(count)
                 if const_expr(geometry.tail > 0):
-                    target = shared.operands.k_tail + stage * geometry.k_tail_bytes
+                    target = shared.operands.k_tail + (0 if geometry.rope_apart else stage * geometry.k_tail_bytes)
                     tail = Lines(geometry.tail_bytes, 1)
                     gather(source.rope.start, place_of(source, source.rope, slot), tail, target, own, share)
-                shared.edges.landed_keys.arrive_behind_copies(count)
+                landed = shared.edges.landed_rope if geometry.rope_apart else shared.edges.landed_keys
+                landed.arrive_behind_copies(count)
+            if const_expr(geometry.q_held > 0):
+                if index == 0:
+                    hold_query(shared, geometry, query, segment, warp, assignment.work.terms.heads, done.segments)
 
         first_key = segment.first_tile * geometry.tile_kv + first
         mine = lane_keys(source, assignment.viewers(segment), first_key, share)
@@ -108,6 +119,8 @@ def tell_rows(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], assig
                 if const_expr(not geometry.converts):
                     for cut in cutlass.range_constexpr(geometry.k_cuts):
                         _hand_over(shared.edges.landed_keys, shared.edges.k, tile * geometry.k_cuts + cut)
+                    if const_expr(geometry.rope_apart):
+                        _hand_over(shared.edges.landed_rope, shared.edges.rope, tile)
             if const_expr(late):
                 if index > 0:
                     for slot in cutlass.range_constexpr(geometry.v_slots_per_tile):
