@@ -17,8 +17,11 @@ from tsmla_emulator.prove.machine_mutants.__main__ import tried
 from tsmla_emulator.prove.machine_mutants.sites import Mutant, mutants
 from tsmla_emulator.prove.machine_mutants.subject import REDUNDANT, SURVIVES, Subject
 from tsmla_emulator.prove.machine_mutants.table import Findings, Reasons, kept, render
+from tsmla_emulator.prove.machine_mutants.waits import Waits
+from tsmla_emulator.prove.mutation import reasons as mutation
 from tsmla_emulator.prove.unwritten import unwritten
 from tsmla_emulator.prove.values import Values
+from tsmla_emulator.run.machine import parse
 from tsmla_emulator.run.record import Record
 from tsmla_emulator.run.sass.image import kernels
 from tsmla_emulator.run.sass.uses import uses_of
@@ -211,9 +214,38 @@ def numbers_of(record: Record) -> dict[str, bytes]:
     return {region.name: record.content(region.name) for region in record.regions}
 
 
+WAITING = """
+.visible .entry k(.param .u64 p)
+{
+    .reg .b32 %r<4>;
+    .reg .pred %p<2>;
+    mov.u32 %r1, 0;
+    mbarrier.try_wait.parity.shared.b64 %p1, [%r1], %r1;
+    mbarrier.try_wait.parity.shared.b64 %p1, [%r1], %r1;
+    ret;
+}
+"""
+
+
+def test_a_wait_of_the_ptx_is_found_by_the_loop_that_is_made_of_it():
+    text = ".version 8.8\n.target sm_90a\n.address_size 64\n" + WAITING.strip()
+    line = 1 + text.splitlines().index("    mbarrier.try_wait.parity.shared.b64 %p1, [%r1], %r1;")
+    wait, again = "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0", "@!P0 BRA 0x30"
+    code = assembled([wait, again, "EXIT", wait, again, "EXIT", wait, "@P0 BRA 0x30", "EXIT"])
+    lines = {0x0: line - 1, 0x30: line + 1, 0x50: line - 1}
+    waits = Waits(code, uses_of("sm_90a", code), lines, parse(text), "k")
+    found = [waits.of(at) for at in range(len(code))]
+    assert [at for at, site in enumerate(found) if site] == [0, 3]
+    assert {site.label for site in found if site} == {"mbarrier.try_wait always true (2 of 2)"}
+    for name, reason in (("mbarrier.try_wait always true (2 of 2)", "It waits twice."), ("mbarrier.try_wait", None)):
+        reasons = mutation.Reasons({"k": ((mutation.Mutants.of_name(name), "It waits twice."),)})
+        assert waits.reason(0, ["k"], reasons) == reason
+        assert waits.reason(0, ["k", "another"], reasons) is None
+
+
 def test_reasons_are_for_survivors():
     found = Findings(
-        "tsmla_k_sm_90a", 0, 0, {"wait": 3}, {"wait": {SURVIVES: 2, "hazard": 1}}, ["wait at 0x10", "wait at 0x20"]
+        "tsmla_k_sm_90a", 0, 0, {"wait": 3}, {"wait": {SURVIVES: 2, "hazard": 1}}, ["wait at 0x10", "wait at 0x20"], []
     )
     reasons = Reasons((("It waits twice.", ("*_sm_90a",), ("wait at 0x1.*", "wait at 0x3.*")),))
     page = render([found], reasons)

@@ -23,7 +23,7 @@ from tsmla.identity.variant import Variant
 from ...run.host.compile import Compiled, compile_for_emulation
 from .. import check
 from .sites import Mutant
-from .subject import SURVIVES, UNREACHED, Subject, judge_all
+from .subject import EXPLAINED, SURVIVES, UNREACHED, Subject, judge_all
 from .table import Findings, Reasons, kept, render
 
 
@@ -61,7 +61,7 @@ def tried(subject: Subject, count: int = 0, seed: int = 0, processes: int = 1) -
         for mutant in kernel.mutants():
             of_kind[mutant.kind].append(mutant)
     source = random.Random(seed)
-    findings = Findings(subject.symbol, count, seed, {}, {}, [])
+    findings = Findings(subject.symbol, count, seed, {}, {}, [], [])
     drawn: dict[str, list[Mutant]] = {}
     for kind, every in of_kind.items():
         reached = [mutant for mutant in every if subject.reaches(mutant)]
@@ -73,6 +73,7 @@ def tried(subject: Subject, count: int = 0, seed: int = 0, processes: int = 1) -
         of_one = [next(results) for _ in some]
         findings.verdicts[kind] |= collections.Counter(result.verdict for result in of_one)
         findings.survivors.extend(str(result.mutant) for result in of_one if result.verdict == SURVIVES)
+        findings.reasons.extend(result.text for result in of_one if result.verdict == EXPLAINED)
     return findings
 
 

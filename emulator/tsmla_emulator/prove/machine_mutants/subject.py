@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -17,7 +18,7 @@ from tsmla.identity.variant import DecodeVariant, PrefillVariant, Variant
 
 from ...run.host.compile import Compiled, compile_for_emulation
 from ...run.host.memory import GuardError, addresses_from
-from ...run.machine import EmulationError, Module, Options
+from ...run.machine import EmulationError, Module, Options, parse
 from ...run.record import Record, entries
 from ...run.sass.code import text_of
 from ...run.sass.decode import decoded
@@ -28,13 +29,16 @@ from .. import check, hazards, latencies
 from ..flow import passed
 from ..multiplied import multiplied
 from ..mutation.mutate import schedules
-from ..mutation.table import DECODE_LENGTHS, LENGTHS
+from ..mutation.reasons import Reasons
+from ..mutation.table import DECODE_LENGTHS, LENGTHS, kernels
 from ..unwritten import unwritten
 from ..values import Values
 from .sites import BARRIER, GUARD, PREDICATE, SCHEDULED, WAIT, Mutant, mutants
+from .waits import Waits
 
+REASONS = Path(__file__).parents[3] / "docs" / "mutation-reasons.json"
 _FORK = multiprocessing.get_context("fork")
-UNREACHED, SURVIVES = "unreached", "survives"
+UNREACHED, SURVIVES, EXPLAINED = "unreached", "survives", "explained"
 REDUNDANT = {
     "awaited": "registers that the scoreboard guards are awaited again, on every way, before anything uses them",
     "time": "after one clock, too, no result is used sooner than ptxas is known to use such a result",
@@ -71,7 +75,8 @@ _WAITS_WITH = {"BRA", "SYNCS"}
 class Result:
     """What became of a mutant.
 
-    verdict: which check noticed it, a rule of REDUNDANT, UNREACHED, or SURVIVES. text: the first finding.
+    verdict: which check noticed it, a rule of REDUNDANT, UNREACHED, SURVIVES, or EXPLAINED: it survives, and so does
+        the wait's mutant of the PTX, with a reason. text: the first finding, or that reason.
     """
 
     mutant: Mutant
@@ -173,6 +178,8 @@ class Subject:
         self._module = machine_code_module(files.machine_code or files.library, names)
         programs = {name: self._module.programs[name] for name in sorted(names)}
         self.kernels = {name: Kernel(name, one) for name, one in programs.items() if isinstance(one, MachineProgram)}
+        self._names = _names_in_the_mutation_table(variant, records[: sum(path.parent.name == "0" for path in paths)])
+        self._ptx = files.ptx
         self._calls = sorted((self._unchanged(record) for record in records), key=lambda call: call.limit)
         self._drawn = [self._unchanged(record) for record in drawn]
         threads = max(launch.block[0] * launch.block[1] * launch.block[2] for x in records for launch in x.launches)
@@ -209,7 +216,18 @@ class Subject:
                 return Result(mutant, *problem)
         if wrong := kernel.wrong_use(mutant.at, mutant.instead):
             return Result(mutant, "registers", wrong)
+        if reason := mutant.kind == BARRIER and self._reason(mutant):
+            return Result(mutant, EXPLAINED, reason)
         return Result(mutant, SURVIVES)
+
+    def _reason(self, mutant: Mutant) -> str | None:
+        kernel = self.kernels[mutant.kernel]
+        waits = Waits(kernel.code, kernel.uses, kernel.program.kernel.lines, self._module_of_ptx, mutant.kernel)
+        return waits.reason(mutant.at, self._names[mutant.kernel], Reasons.read(REASONS))
+
+    @functools.cached_property
+    def _module_of_ptx(self) -> Module:
+        return parse(self._ptx.read_text("utf-8"))
 
     def _unchanged(self, record: Record) -> _Call:
         executed: dict[str, set[int]] = {name: set() for name in self.kernels}
@@ -243,6 +261,16 @@ class Subject:
             if not np.array_equal(results[name], expected):
                 return "values", f"other bytes in {name}"
         return None
+
+
+def _names_in_the_mutation_table(variant: Variant, records: Sequence[Record]) -> dict[str, set[str]]:
+    """Return the names of each entry: all calls of one name go before those of the next."""
+    names = kernels(variant)
+    found = collections.defaultdict[str, set[str]](set)
+    for number, record in enumerate(records):
+        for launch in record.launches:
+            found[launch.entry].add(names[number * len(names) // len(records)])
+    return found
 
 
 def _recorded(variant: Variant, files: Compiled, directory: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..page import command_block, made, table_row
 from .sites import KINDS
-from .subject import REDUNDANT, SURVIVES, UNREACHED
+from .subject import EXPLAINED, REDUNDANT, SURVIVES, UNREACHED
 
 _SHOWN = ("hazard", "values", "memory", "poison", "race", "deadlock", "barrier", "registers")
 """Verdicts with a column of their own; others are few."""
@@ -34,10 +34,13 @@ program has checked for it:
 
 RULES
 
-For others, [machine-mutant-reasons.json](machine-mutant-reasons.json) says why nothing goes wrong (*reason*); the rest
-is open. What is said of packs, caches and key masks of sm_100a holds for sm_103a, where their machine code is the same,
-byte for byte. "Reached by no call" are mutants of instructions that no lane executes: of
-these, only waits and stall counts are tried, and guards that hold in no lane.
+For others, [machine-mutant-reasons.json](machine-mutant-reasons.json) says why nothing goes wrong (*reason*). An
+instruction of a wait has the reason, too, that [mutation-reasons.json](mutation-reasons.json) gives for the whole wait
+of the PTX, which library and PTX tell (`waits.py`). The rest is open.
+
+What is said of packs, caches and key masks of sm_100a holds for sm_103a, where their machine code is the same, byte for
+byte. "Reached by no call" are mutants of instructions that no lane executes: of these, only waits and stall counts are
+tried, and guards that hold in no lane.
 
 Calls are those of `check`; of kernels that are not attention, rows lie more than 2**32 elements apart in some of them,
 and in others, numbers are random bits.
@@ -48,15 +51,12 @@ which it finds nothing; latencies are the shortest that ptxas leaves, not measur
 
 What is open, and why:
 
-- ptxas's routine for divisions of special numbers, at the end of kernels that round rows by a scale: nearly all that is
-  open of `write_cache` and `quantize_q`. Few of its cases are met, and what they give is rounded to 16 or 8 bits.
-- Corrections of quotients: those of float32 numbers show for few numbers only; those of whole numbers are for counts of
-  CTAs and tiles that no call has.
-- Upper words of addresses that stay 0 although rows lie far apart: of tables with fewer than 2**30 entries, and signs
-  of numbers that come from memory.
-- Registers and predicates that hold the right value by chance in all calls, such as a parity.
-- Waits that calls need which are too long to be tried under all schedules here; the mutation table tries the same ones
-  of the PTX. Others never have to wait: for a ring's place that has been free from the start.
+- Corrections of quotients of whole numbers, which are for counts of CTAs and tiles that no call has, and what makes a
+  reciprocal worse than it needs to be in its last bits.
+- Signs of numbers that come from memory, and sizes of tensors, which are 0 in the calls that come there.
+- Registers and predicates that hold the right value by chance in all calls, such as a parity, or an address that an
+  instruction before left there.
+- Waits that always find what they wait for, whoever is late: others have waited before.
 
 `python -m tsmla_emulator.prove.machine_mutants` writes this page; do not edit."""
 
@@ -66,7 +66,8 @@ class Findings:
     """What became of a variant's mutants.
 
     count: how many of each kind were drawn, 0 for all. mutants: how many there are of each kind. verdicts: how often,
-    among those of a kind, each verdict of `subject.Result` was given. survivors: in words.
+    among those of a kind, each verdict of `subject.Result` was given. survivors: in words. reasons: of those that are
+    explained.
     """
 
     symbol: str
@@ -75,11 +76,13 @@ class Findings:
     mutants: dict[str, int]
     verdicts: dict[str, dict[str, int]]
     survivors: list[str]
+    reasons: list[str]
 
     def explained(self, reasons: Reasons) -> dict[str, int]:
         """Return how many survivors of each kind have a reason."""
         named = [one.partition(" ")[0] for one in self.survivors if reasons.of(self.symbol, one)]
-        return collections.Counter(named)
+        of_ptx = {kind: verdicts.get(EXPLAINED, 0) for kind, verdicts in self.verdicts.items()}
+        return collections.Counter(named) + collections.Counter(of_ptx)
 
     def save(self, directory: Path) -> None:
         """Keep this in a file of its own."""
@@ -103,7 +106,7 @@ def _counted(verdicts: dict[str, int]) -> tuple[int, int, int]:
     """Return how many mutants were tried, how many of these were noticed, and how many are redundant."""
     tried = sum(count for verdict, count in verdicts.items() if verdict != UNREACHED)
     redundant = sum(verdicts.get(rule, 0) for rule in REDUNDANT)
-    return tried, tried - redundant - verdicts.get(SURVIVES, 0), redundant
+    return tried, tried - redundant - verdicts.get(SURVIVES, 0) - verdicts.get(EXPLAINED, 0), redundant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +197,7 @@ def render(findings: Sequence[Findings], reasons: Reasons = Reasons()) -> str:  
 
 def _with_reason(findings: Sequence[Findings], reasons: Reasons) -> Iterator[str]:
     counts = collections.Counter(reasons.of(one.symbol, mutant) for one in findings for mutant in one.survivors)
+    counts.update(reason for one in findings for reason in one.reasons)
     for reason, count in counts.items():
         if reason is not None:
             yield textwrap.fill(f"- {count}: {reason}", 120, subsequent_indent="  ")
@@ -223,7 +227,8 @@ def _of_kind(kind: str, findings: Sequence[Findings], reasons: Reasons) -> str:
     shown = [verdicts[name] for name in _SHOWN]
     rules = [verdicts[rule] for rule in REDUNDANT]
     explained = sum(one.explained(reasons).get(kind, 0) for one in findings)
-    numbers = (tried, *shown, noticed - sum(shown), *rules, explained, verdicts[SURVIVES] - explained)
+    left = tried - noticed - sum(rules) - explained
+    numbers = (tried, *shown, noticed - sum(shown), *rules, explained, left)
     return table_row(kind, *map(str, numbers), _share(noticed + redundant + explained, tried))
 
 
