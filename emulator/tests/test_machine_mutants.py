@@ -235,7 +235,7 @@ def test_a_wait_of_the_ptx_is_found_by_the_loop_that_is_made_of_it():
     lines = {0x0: line - 1, 0x30: line + 1, 0x50: line - 1}
     waits = Waits(code, uses_of("sm_90a", code), lines, parse(text), "k")
     found = [waits.of(at) for at in range(len(code))]
-    assert [at for at, site in enumerate(found) if site] == [0, 3]
+    assert [at for at, site in enumerate(found) if site] == [0, 1, 3, 4]
     assert {site.label for site in found if site} == {"mbarrier.try_wait always true (2 of 2)"}
     for name, reason in (("mbarrier.try_wait always true (2 of 2)", "It waits twice."), ("mbarrier.try_wait", None)):
         reasons = mutation.Reasons({"k": ((mutation.Mutants.of_name(name), "It waits twice."),)})

@@ -61,8 +61,6 @@ _SPARE = 100_000
 _FIRST = 3
 """Schedules that the unchanged kernel has to pass before anything is said of mutants; `mutate` shows that it passes
 the others."""
-_LONG = 6_000_000
-"""Calls with a higher limit run under the first schedule only, unless none is shorter."""
 _ADDRESSES = 0x1000_E000_0000
 """Where recorded memory begins: upper bits of its addresses' lower words are set."""
 _FEW = 4
@@ -210,13 +208,13 @@ class Subject:
         waits = mutant.kind == BARRIER or mutant.kind == PREDICATE and mutant.before.opcode in _WAITS_WITH
         every = self._schedules if waits else self._schedules[:_FEW]
         for number, (options, call) in enumerate(itertools.product(every, calls)):
-            if number >= len(calls) and (call in self._drawn or call.limit > _LONG and call is not calls[0]):
+            if number >= len(calls) and call in self._drawn:
                 continue
             if problem := self._problem(module, call, options):
                 return Result(mutant, *problem)
         if wrong := kernel.wrong_use(mutant.at, mutant.instead):
             return Result(mutant, "registers", wrong)
-        if reason := mutant.kind == BARRIER and self._reason(mutant):
+        if waits and (reason := self._reason(mutant)):
             return Result(mutant, EXPLAINED, reason)
         return Result(mutant, SURVIVES)
 

@@ -33,8 +33,12 @@ class Waits:
         self._sites = {site.line: site for site in sites(module, {entry}) if site.action == ALWAYS_TRUE}
 
     def of(self, at: int) -> Site | None:
-        """Return the mutant of the PTX that never waits where an instruction waits for a barrier; None if it is not
-        known which that is."""
+        """Return the mutant of the PTX that never waits where an instruction waits for a barrier, or jumps if it has
+        waited in vain; None if it is not known which that is."""
+        if self._code[at].opcode == "BRA":
+            slot = predicate_slot(self._code[at].guard)
+            before = range(at - 1, max(at - 1 - _NEAR, -1), -1)
+            at = next((place for place in before if slot in self._uses[place].written), at)
         return self._said(at) or next(filter(None, map(self._said, self._loop_behind(at))), None)
 
     def reason(self, at: int, names: Collection[str], reasons: Reasons) -> str | None:
