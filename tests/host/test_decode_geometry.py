@@ -35,20 +35,30 @@ def _converts(variant):
     return variant.row.scales is not None and not variant.row.apart
 
 
+def _holds_query(variant, kind):
+    """Whether 448 columns of a query row are in tensor memory: where 16-bit rows are gathered for few rows."""
+    return kind == "few" and variant.gathers and variant.dtype.bits == 16 and variant.row.scales is None
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_shipped_variants_are_within_budget(variant, kind):
     geometry = KINDS[kind](variant)
     element, row = variant.dtype.bits // 8, _piece_bytes(variant)
-    keys = geometry.k_slots * geometry.k_keys * row // geometry.k_cuts
+    held, rope = (896, row - 1024) if _holds_query(variant, kind) else (0, 0)  # such keys have one place for the rope
+    keys = geometry.k_slots * geometry.k_keys * (row - rope) // geometry.k_cuts + geometry.k_keys * rope
     values = geometry.v_slots * geometry.v_keys * LATENT_DIM // 2 * element
     probabilities = geometry.p_slots * 64 * geometry.tile_kv * element
     scales = geometry.scale_slots * geometry.tile_kv * 3 * 4
     assert (scales > 0) == variant.row.apart
-    parts = CONTROL_BYTES + 64 * row + keys + values + probabilities + scales
+    parts = CONTROL_BYTES + 64 * (row - held) + keys + values + probabilities + scales
     assert geometry.shared_bytes == parts <= SHARED_BYTES_PER_CTA
     assert geometry.s_column >= LATENT_DIM // 2, "scores would overwrite the output"
-    assert geometry.s_column + 2 * geometry.s_columns <= TMEM_COLUMNS
+    assert geometry.s_slots == (1 if held else 2)
+    end = geometry.s_column + geometry.s_slots * geometry.s_columns
+    assert end + held // 4 <= TMEM_COLUMNS
+    if held:
+        assert geometry.q_column in range(end, TMEM_COLUMNS - held // 4 + 1), "queries would overwrite scores"
     schedule = DecodeSchedule(geometry)
     groups = {warp // 4: role.registers for role in schedule.roles for warp in role.warps}
     more = 2 if _converts(variant) else int(variant.gathers)
@@ -106,10 +116,10 @@ def test_hopper_loads_each_column_of_a_row_once(variant):
 def test_blackwell_cuts_a_row_in_chunks_and_a_tail(variant):
     uniform = _converts(variant) or len({piece.dtype for piece in variant.row.pieces}) == 1
     tail = (64 if variant.dtype.bits == 8 and variant.row.has("rope") else 0) if uniform else 128
-    for of in KINDS.values():
+    for kind, of in KINDS.items():
         geometry = of(variant)
         assert geometry.row_chunks * geometry.chunk + geometry.tail == variant.row.columns
-        assert geometry.tail_bytes == tail
+        assert geometry.tail_bytes == (128 * variant.row.has("rope") if _holds_query(variant, kind) else tail)
         dims = [
             half * geometry.lane_dims + block * geometry.block_dims + column
             for half in range(2)

@@ -99,6 +99,9 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             # Of each CTA, one warp makes visible what lanes of four have copied.
             found |= {name: (rows // 4, 1) for name in ("k", "v") if name in found}
             found |= {"landed_keys": (64, 0), "landed_values": (64, 0)} if pair else {"landed_keys": (128, 0)}
+            if not pair and variant.dtype.bits == 16:  # the four warps also bring a part of the query
+                found["q"] = (1 + 4, 1)
+                found |= {"rope": (1, 1), "landed_rope": (128, 0)} if variant.row.has("rope") else {}
     return {**found, "scales": (1, 4)} if variant.row.apart else found
 
 
@@ -141,6 +144,10 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         landed = {"landed_keys": k // 2, "landed_values": v // 2} if lands else {}
         return {"q": 128 * row, "k": k, "v": v, "p": 128 * 128 * element, **landed, **_scales(variant, 128)}
     landed = {"landed_keys": 64 * row} if lands else {}
+    if lands and element == 2:  # 448 columns of the query are in tensor memory; keys' ropes have a place of their own
+        rope = 64 * _rope_bytes(variant)
+        ropes = {"rope": rope, "landed_rope": rope} if rope else {}
+        return {"q": 64 * (row - 896), "k": 64 * 1024, "landed_keys": 64 * 1024, "p": 64 * 64 * 2, **ropes}
     return {"q": 64 * row, "k": 64 * row // element, "p": 64 * 64 * element, **landed, **_scales(variant, 64)}
 
 
