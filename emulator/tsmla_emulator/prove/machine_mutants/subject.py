@@ -63,8 +63,9 @@ _FIRST = 3
 the others."""
 _ADDRESSES = 0x1000_E000_0000
 """Where recorded memory begins: upper bits of its addresses' lower words are set."""
-_FEW = 4
-"""Schedules that tell what a changed value does; the others are for who waits for whom."""
+_FEW, _LONG = 4, 2_000_000
+"""Schedules that tell what a changed value does; all are for who waits for whom. Calls with a higher limit run under
+the first alone, but for the shortest and where a wait is taken away that is not said to be redundant."""
 _WAITS_WITH = {"BRA", "SYNCS"}
 """Opcodes whose predicates may say whether a warp waits."""
 
@@ -207,14 +208,16 @@ class Subject:
         module = self._changed(kernel, mutant)
         waits = mutant.kind == BARRIER or mutant.kind == PREDICATE and mutant.before.opcode in _WAITS_WITH
         every = self._schedules if waits else self._schedules[:_FEW]
+        reason = self._reason(mutant) if waits else None
         for number, (options, call) in enumerate(itertools.product(every, calls)):
-            if number >= len(calls) and call in self._drawn:
+            short = call.limit <= _LONG or call is calls[0] or mutant.kind == BARRIER and reason is None
+            if number >= len(calls) and (call in self._drawn or not short):
                 continue
             if problem := self._problem(module, call, options):
                 return Result(mutant, *problem)
         if wrong := kernel.wrong_use(mutant.at, mutant.instead):
             return Result(mutant, "registers", wrong)
-        if waits and (reason := self._reason(mutant)):
+        if reason is not None:
             return Result(mutant, EXPLAINED, reason)
         return Result(mutant, SURVIVES)
 
