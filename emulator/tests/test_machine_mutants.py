@@ -136,6 +136,29 @@ def test_a_mask_changes_nothing_that_another_takes_away():
         assert same(2, "SHF.R.U32.HI R7, RZ, 0x2, R6", made, low, *lines) == alike
 
 
+def test_bits_of_a_place_in_shared_memory_are_known():
+    made = "S2UR UR5, SR_CgaCtaId", "UMOV UR6, 0x400", "ULEA UR6, UR5, UR6, 0x18", "UIADD3 UR6, UR6, 0x4800, URZ"
+    lines = (
+        *made,
+        "USHF.R.U32.HI UR6, URZ, 0x4, UR6",
+        "ULOP3.LUT UR7, UR6, 0x3fc0, URZ, {}, !UPT",
+        "IMAD.U32 R10, RZ, RZ, UR7",
+    )
+    for table, other, alike in (
+        ("0xc0", "0x3fd0", True),
+        ("0xc0", "0x3f80", False),
+        ("0xfc", "0x3f80", True),
+        ("0xfc", "0x3fd0", False),
+    ):
+        code = [line.format(table) for line in lines]
+        assert same(5, code[5].replace("0x3fc0", other), *code, STORE) == alike
+
+
+def test_nothing_is_known_of_what_is_shifted_by_a_register():
+    lines = "UMOV UR6, 0x40", "USHF.R.U32.HI UR6, URZ, UR8, UR6", "ULOP3.LUT UR7, UR6, 0x3fc0, URZ, 0xc0, !UPT"
+    assert not same(2, lines[2].replace("0x3fc0", "0x3fc4"), *lines, "IMAD.U32 R10, RZ, RZ, UR7", STORE)
+
+
 def test_a_choice_passes_on_what_matters():
     lines = "PRMT R5, R11, 0x7632, R12", "SEL R6, R5, R13, P0", "IMAD.U32 R10, R6, 0x10000, RZ"
     assert same(0, "PRMT R5, R11, 0x7632, R14", *lines, STORE)

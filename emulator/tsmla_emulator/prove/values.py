@@ -31,6 +31,7 @@ from ..run.sass.program import BANKS
 from ..run.sass.uses import Uses, uses_of
 from .demanded import ALL, Demanded, permuted
 from .flow import PREDICATES, successors
+from .known_bits import NOTHING, Known
 
 _COMPUTED = {
     "BMSK", "FADD", "FADD2", "FFMA", "FFMA2", "FLO", "FMNMX", "FMNMX3", "FMUL", "FMUL2", "FSEL", "FSETP", "F2FP", "F2I",
@@ -48,9 +49,10 @@ _FIXED = {"SR_TID.X", "SR_TID.Y", "SR_TID.Z", "SR_CTAID.X", "SR_CTAID.Y", "SR_CT
 """Special registers that do not change while a thread runs."""
 _LOADS = {"ULDC.64", "LDCU.64", "LDC.64"}
 _GLOBAL = {"LDG", "STG", "LDGSTS", "LD", "ST", "ATOM", "ATOMG", "RED", "REDG"}
-_SHIFTS_LEFT = {"IMAD.SHL.U32", "SHF.L.U32", "USHF.L.U32"}
 _AND = Integer(0xC0)
 """The table of LOP3 that takes the bits which both of its first operands have."""
+_OR = Integer(0xFC)
+"""The table of LOP3 that takes those which one of them has."""
 _MOVES = {"MOV", "UMOV", "IMAD.MOV", "IMAD.MOV.U32"}
 State = dict[int, int]
 """Slot -> number of its value; a slot that is not there holds what it held at first."""
@@ -92,20 +94,56 @@ class Values:
         return self._agree(at, left, other)
 
     def _masked_alike(self, own: Instruction, instead: Instruction, before: State) -> bool:
-        """Whether both take some bits of one value, and differ in bits only that a shift left 0."""
+        """Whether both take, or set, some bits of one value, and differ in bits only that are 0, or 1, anyway."""
         if own.name != instead.name or own.guard != instead.guard or own.name not in ("LOP3.LUT", "ULOP3.LUT"):
             return False
         match own.operands, instead.operands:
-            case (result, Register() as shifted, Integer(mask), *rest), (other, also, Integer(wrong), *more) if (
-                (result, shifted, rest) == (other, also, more) and len(rest) > 1 and rest[1] == _AND
-            ):
-                match self._keys[self._of(shifted, before)]:
-                    case (_, made, (_, Integer(by), *_), 0) if made in _SHIFTS_LEFT:
-                        factor = by if made.startswith("IMAD") else 1 << by
-                        return (mask ^ wrong) & ALL < factor
-                    case (_, "SHF.R.U32.HI" | "USHF.R.U32.HI", (Register(number=low), Integer(by), *_), 0):
-                        return low == ZERO and (mask ^ wrong) << by & ALL == 0
+            case (result, Register() as one, Integer(mask), *rest), (other, also, Integer(wrong), *more) if (
+                result,
+                one,
+                rest,
+            ) == (other, also, more):
+                match rest:
+                    case [Register(number=zero), Integer() as table, *_] if zero == ZERO and table in (_AND, _OR):
+                        known = self._known(self._of(one, before))
+                        return not (mask ^ wrong) & ALL & ~(known.zeros if table == _AND else known.ones)
         return False
+
+    def _known(self, value: int) -> Known:
+        """Return what is known of a value's bits."""
+        match self._keys[value]:
+            case "zero":
+                return Known.number(0)
+            case ("done", "S2R" | "S2UR", (Special(name="SR_CgaCtaId"),), 0):
+                return Known(~15 & ALL, 0)
+            case ("done", str(name), tuple(operands), 0):
+                match name.removeprefix("U"), [self._known_of(x) for x in operands if not isinstance(x, Predicate)]:
+                    case "MOV" | "IMAD.MOV" | "IMAD.MOV.U32", [*_, moved]:
+                        return moved
+                    case "VIADD" | "IADD3", [first, *others]:
+                        return sum(others, first)
+                    case "LEA", [shifted, added, by] if by.is_whole:
+                        return (shifted << by.ones) + added
+                    case "SHF.R.U32.HI", [low, by, shifted] if low == Known.number(0) and by.is_whole:
+                        return shifted >> min(by.ones, 32)
+                    case "SHF.L.U32", [shifted, by, high] if high == Known.number(0) and by.is_whole:
+                        return shifted << min(by.ones, 32)
+                    case "IMAD.SHL.U32", [shifted, factor, _] if factor.is_whole and factor.ones:
+                        return shifted << factor.ones.bit_length() - 1
+                    case "LOP3.LUT", [one, mask, third, table] if third == Known.number(0):
+                        both = {_AND.value: one & mask, _OR.value: one | mask}
+                        return both.get(table.ones, NOTHING)
+        return NOTHING
+
+    def _known_of(self, operand: Hashable) -> Known:
+        match operand:
+            case Integer(number):
+                return Known.number(number)
+            case Register(number=number, negated=False, inverted=False) if number == ZERO:
+                return Known.number(0)
+            case (Register(negated=False, absolute=False, inverted=False, suffixes=()), _, (int(value),)):
+                return self._known(value)
+        return NOTHING
 
     def _alike_where_read(self, at: int, instead: Instruction, before: State) -> bool:
         """Whether both differ in one register that they read, and these have the same bits where they matter."""
