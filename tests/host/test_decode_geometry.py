@@ -70,7 +70,7 @@ def test_shipped_variants_are_within_budget(variant, kind):
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_each_cta_brings_its_part_of_a_tile(variant):
     pair, row = DecodeGeometry.pair(variant), _piece_bytes(variant)
-    solo = DecodeGeometry.solo(dataclasses.replace(variant, gathers=False))  # rows of 16 bits are gathered by pairs
+    solo = DecodeGeometry.solo(variant)
     assert 2 * pair.k_slots_per_tile * pair.k_bytes == pair.tile_kv * row
     assert solo.k_slots_per_tile * solo.k_bytes == solo.tile_kv * row
     assert solo.k_slots >= 2 * solo.k_slots_per_tile, "no tile could be under way while another is multiplied"
