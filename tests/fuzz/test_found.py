@@ -43,6 +43,9 @@ FOUND: dict[str, Case] = {
         d_qk=256, ends_q=(0, 4), ends_kv=(0, 2), tokens_q=4, tokens_kv=2, pdl=True, softmax_scale=2.0, values="opposed",
         magnitude=0.5, layouts=("contiguous", "slices", "slices"), sinks=(2.0,), extreme=True, merges=True,
     ),
+    "prefill: a list of tiles that are all partial": PrefillCase(
+        dtype="e4m3", d_qk=128, ends_q=(0, 1), causal=False, mask="random"
+    ),
     "read_cache: one scale, whose stride means nothing": CacheCase(
         "read_cache", "snapmla", slots=(-1,), row_gap=3, rounded=False
     ),

@@ -295,13 +295,13 @@ def _check_words(key_mask: Any, max_seq_len: Any) -> None:
 
 
 def _lists(key_mask: Any, batch_size: Any) -> torch.Tensor | None:
-    """Return room for lists of the KV tiles that query tiles visit, of any size: two words that count them, and one
-    for each on either side of these. A mask that is none is refused later."""
+    """Return room for lists of the KV tiles that query tiles visit, of any size. From the middle of a row on there are
+    two words that count them and one for each, and before it as many. A mask that is none is refused later."""
     if not isinstance(key_mask, torch.Tensor) or key_mask.ndim != 2 or not isinstance(batch_size, int):
         return None
     tokens, words = key_mask.shape
-    lists = tokens // SMALLEST_PREFILL_TILE + max(batch_size, 0)
-    return key_mask.new_empty(lists, 4 + 2 * (words * 32 // SMALLEST_PREFILL_TILE), dtype=torch.int32)
+    lists, tiles = tokens // SMALLEST_PREFILL_TILE + max(batch_size, 0), words * 32 // SMALLEST_PREFILL_TILE + 1
+    return key_mask.new_empty(lists, 2 * (2 + tiles), dtype=torch.int32)
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:
