@@ -9,6 +9,7 @@ import tsmla
 from tsmla.identity.row_format import ROWS
 from tsmla.identity.support import CACHE_DTYPES
 from tsmla.operators.checks import TORCH_DTYPE_OF
+from tsmla.problems.cache import rotated
 
 E4M3 = torch.float8_e4m3fn
 FORMATS = [(format, TORCH_DTYPE_OF[dtype]) for format, dtypes in CACHE_DTYPES.items() for dtype in dtypes]
@@ -107,19 +108,6 @@ def scales_of(c: torch.Tensor, format: str, power_of_two: bool) -> torch.Tensor:
         return torch.where(amax(c) == 0, 1.0, rounded)
     scales = (amax(c.view(-1, 4, 128)) / limit).clamp_min(2.0**-126)
     return power_of_two_above(scales) if power_of_two else scales
-
-
-def rotated(k_pe: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Rope parts [tokens, 64] turned by their positions; NaN where the table has none."""
-    known = (positions >= 0) & (positions < len(table))
-    if not len(table):
-        return torch.full_like(k_pe, math.nan)
-    cos, sin = table.float()[torch.where(known, positions, 0)].chunk(2, -1)
-    r = k_pe.float()
-    x, y = (r[:, 0::2], r[:, 1::2]) if interleaved else r.chunk(2, -1)
-    pairs = x * cos - y * sin, y * cos + x * sin
-    turned = torch.stack(pairs, -1).flatten(1) if interleaved else torch.cat(pairs, -1)
-    return torch.where(known[:, None], turned, math.nan).to(k_pe.dtype)
 
 
 def stored(

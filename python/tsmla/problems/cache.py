@@ -148,10 +148,13 @@ def _rotation(case: CacheCase, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _rotated(
+def rotated(
     k_pe: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor, rope_interleaved: bool
 ) -> torch.Tensor:
-    """Return rope parts turned by their positions, by the formula of `mla_write_cache`."""
+    """Return rope parts [tokens, 64] turned by their positions, by the formula of `mla_write_cache`; NaN where the
+    table has none."""
+    if not len(cos_sin_cache):
+        return torch.full_like(k_pe, math.nan)
     known = (positions >= 0) & (positions < len(cos_sin_cache))
     cos, sin = cos_sin_cache.float()[torch.where(known, positions, 0)].chunk(2, -1)
     r = k_pe.float()
@@ -198,7 +201,7 @@ def stored(case: CacheCase | QueryCase, row: RowFormat, dtype: torch.dtype) -> _
     """Return what each token's row holds, by the formulas of `mla_write_cache`."""
     kv_c, k_pe = keys(case, dtype)
     if isinstance(case, CacheCase) and case.rotated:
-        k_pe = _rotated(k_pe, **_rotation(case, dtype))
+        k_pe = rotated(k_pe, **_rotation(case, dtype))
     dtypes = [TORCH_DTYPE_OF[piece.dtype] for piece in row.pieces]
 
     def rounded(quotients: torch.Tensor, to: torch.dtype) -> torch.Tensor:
