@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import multiprocessing
 import os
 import time
@@ -22,24 +23,41 @@ class EngineError(SystemExit):
     """An engine did not start, or did not do what it was told."""
 
 
+Begun = tuple[float, int, dict[str, Callable[..., Any]]]
+"""Seconds that an engine took to start, keys that its cache holds, and what it may be asked, by name."""
+
+
 class Engine:
     """A backend's engine: `start`ed, it may be asked.
 
     start_seconds: how long vLLM took to start, its import aside. cache_tokens: how many keys its cache holds, on all
-    GPUs together. serve: what its process runs, with an end of a pipe and what the engine was made with.
+    GPUs together.
     """
 
     start_seconds: float
     cache_tokens: int
-    serve: Callable[..., None]
 
     def __init__(self, backend: model.Backend, memory: float, options: dict[str, Any], patience: float = _PATIENCE):
         self.backend, self._patience = backend, patience
         context = multiprocessing.get_context("spawn")
         self._end, theirs = context.Pipe()
-        self._process = context.Process(target=self.serve, args=(theirs, backend, memory, options), daemon=True)
+        given = backend, memory, options
+        self._process = context.Process(target=_serve, args=(theirs, self.begin, *given), daemon=True)
         self._process.start()
         theirs.close()
+
+    @staticmethod
+    def begin(backend: model.Backend, memory: float, options: dict[str, Any]) -> Begun:
+        """Start vLLM in this process."""
+        llm, seconds = model.start(backend, memory, options)
+        does: dict[str, Callable[..., Any]] = {
+            "generate": _generate,
+            "tokens": _tokens,
+            "drafted": _drafted,
+            "profile": _profile,
+            "host_times": _host_times,
+        }
+        return seconds, _cache_tokens(llm), {name: functools.partial(do, llm) for name, do in does.items()}
 
     def started(self) -> Engine:
         """Wait until the engine may be asked."""
@@ -112,27 +130,19 @@ def start_all(
             yield error
 
 
-def _serve(end: Connection, backend: model.Backend, memory: float, options: dict[str, Any]) -> None:
+def _serve(
+    end: Connection, begin: Callable[..., Begun], backend: model.Backend, memory: float, options: dict[str, Any]
+) -> None:
     try:
         multiprocessing.current_process().daemon = False  # so that it may have processes of its own, one for each GPU
         os.environ.update(backend.environment)
-        llm, seconds = model.start(backend, memory, options)
-        end.send((True, (seconds, _cache_tokens(llm))))
-        does: dict[str, Callable[..., Any]] = {
-            "generate": _generate,
-            "tokens": _tokens,
-            "drafted": _drafted,
-            "profile": _profile,
-            "host_times": _host_times,
-        }
+        seconds, cache_tokens, does = begin(backend, memory, options)
+        end.send((True, (seconds, cache_tokens)))
         while (asked := end.recv()) is not None:
             name, *given = asked
-            end.send((True, does[name](llm, *given)))
+            end.send((True, does[name](*given)))
     except Exception:
         end.send((False, traceback.format_exc()))
-
-
-Engine.serve = staticmethod(_serve)
 
 
 def _cache_tokens(llm: Any) -> int:

@@ -13,23 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import random
 import statistics
 import tempfile
 import time
-import traceback
 from array import array
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import runner
 
 from . import model, weights
-from .engine import Engine, EngineError
+from .engine import Begun, Engine, EngineError
 from .throughput import Case
 from .tokens import compared
 
@@ -56,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class _Process(Engine):
     """A backend's model runner in a process of its own."""
 
-    serve: Callable[..., None]
+    @staticmethod
+    def begin(backend: model.Backend, memory: float, options: dict[str, Any]) -> Begun:
+        """Load SGLang's model runner in this process."""
+        batches, seconds = _start(backend.name, options)
+        return seconds, batches.runner.max_total_num_tokens, {"tokens": batches.tokens, "batch": batches.batch}
 
     def batch(self, case: Case, seed: int) -> tuple[float, float]:
         """Return the seconds of a case's prompts, and those of its steps."""
@@ -129,23 +129,6 @@ def _table(case: Case, taken: dict[str, list[tuple[float, float]]]) -> tuple[Seq
         prompts, steps = (statistics.median(part) for part in zip(*times, strict=True))
         rows.append((name, case.requests * case.new / (prompts + steps), prompts, steps))
     return (str(case), "new tokens/s", "prompts s", "steps s"), rows
-
-
-def _serve(end: Connection, backend: model.Backend, memory: float, options: dict[str, Any]) -> None:
-    try:
-        multiprocessing.current_process().daemon = False
-        os.environ.update(backend.environment)
-        batches, seconds = _start(backend.name, options)
-        end.send((True, (seconds, batches.runner.max_total_num_tokens)))
-        does: dict[str, Callable[..., Any]] = {"tokens": batches.tokens, "batch": batches.batch}
-        while (asked := end.recv()) is not None:
-            name, *given = asked
-            end.send((True, does[name](*given)))
-    except Exception:
-        end.send((False, traceback.format_exc()))
-
-
-_Process.serve = staticmethod(_serve)
 
 
 def _start(backend: str, options: dict[str, Any]) -> tuple[_Batches, float]:
