@@ -158,7 +158,7 @@ WRONG = {
     "splits": ({"min_split_kv": 257}, "min_split_kv is 257; it must be from 1 to 256"),
     "lse base in words": ({"lse_base": "2"}, "lse_base is a str; it must be a Python number"),
     "lse base on the device": ({"lse_base": torch.ones(2)}, "lse_base is a Tensor; it must be a Python number"),
-    "huge lse base": ({"lse_base": 10**400}, "lse_base is a number of more than 20 digits, beyond what a float holds"),
+    "huge lse base": ({"lse_base": 10**400}, "lse_base is a number of more than 20 digits; accepted: 2 and math.e"),
     "rank on the device": ({"kv_lora_rank": torch.tensor([512, 1])}, "kv_lora_rank is a Tensor; it must be a Python"),
     "rope in a list": ({"qk_rope_head_dim": [64]}, "qk_rope_head_dim is a list; it must be a Python number"),
     "huge length": ({"max_seq_len": 10**5000}, "max_seq_len is a number of more than 20 digits; it must be from 1"),

@@ -49,10 +49,12 @@ class Hostile:
 
 VALUES = [
     None, True, False, 0, 1, -1, 2, 3, 2**31, 2**63, 10**400, 10**5000, -(10**400), 0.0, -0.0, 0.5, 1e-45, 1e39, -1.0,
-    math.nan, math.inf, -math.inf, 1j, "", "2", "bf16", "cuda", b"2", (), [], [1], {}, {"a": 1}, set(), Hostile,
-    fractions.Fraction(1, 3), fractions.Fraction(10**400, 3), decimal.Decimal("0.5"), np.float32(0.5), np.int64(2),
-    np.uint8(255), np.bool_(True), np.longdouble("1e4000"), np.ones(2), np.array("x"), np.datetime64(1, "s"), range(3),
-    len, object(), torch.float32, torch.bfloat16, torch.float8_e5m2, torch.device("cpu"), torch.Size([2]), Path("x"),
+    math.nan, math.inf, -math.inf, 1j, 0j, 1 + 0j, 2 + 0j, 512 + 0j, np.complex64(64), decimal.Decimal(0),
+    decimal.Decimal(1), decimal.Decimal(2), decimal.Decimal(512), decimal.Decimal("sNaN"), "", "2", "bf16", "cuda",
+    b"2", (), [], [1], {}, {"a": 1}, set(), Hostile, fractions.Fraction(1, 3), fractions.Fraction(10**400, 3),
+    decimal.Decimal("0.5"), np.float32(0.5), np.int64(2), np.uint8(255), np.bool_(True), np.longdouble("1e4000"),
+    np.ones(2), np.array("x"), np.datetime64(1, "s"), range(3), len, object(), torch.float32, torch.bfloat16,
+    torch.float8_e5m2, torch.device("cpu"), torch.Size([2]), Path("x"),
 ]  # fmt: skip
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int32, torch.int64, torch.int8]
 DTYPES += [torch.uint8, torch.bool, torch.complex64, torch.float64]
@@ -233,6 +235,24 @@ def test_junk_for_an_operator(cpu_for_cuda, name: str) -> None:
         assert after_another == alone
 
     refused_or_answered()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_equal_numbers_of_other_types(cpu_for_cuda, name: str) -> None:
+    """Each option alone, and after a right call, as a number of another type that equals the right one."""
+    operator, arguments = OPERATORS[name]
+    types = (int, float, complex, decimal.Decimal, fractions.Fraction, np.float32, np.complex64, np.longdouble, np.int8)
+    for option, right in arguments.items():
+        if not isinstance(right, int | float):
+            continue
+        for equal in (kind(right) for kind in types if right < 128 or kind is not np.int8):
+            if equal == right:
+                call = functools.partial(operator, **{**arguments, option: equal})
+                resolve.forget()
+                alone = answered(call)
+                resolve.forget()
+                operator(**arguments)
+                assert answered(call) == alone, (option, repr(equal))
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -241,10 +241,7 @@ def torch_dtype(operator: str, name: str, given: torch.dtype, accepted: Iterable
 def number(operator: str, name: str, value: float) -> float:
     """Check that an argument is a number of Python or NumPy, and return it as a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ArgumentError(
-            f"{operator}: {name} is a {type(value).__name__}; it must be a Python number "
-            "(reading a tensor here would wait for the GPU)"
-        )
+        _refuse_type(operator, name, value, "number")
     try:
         return float(value)
     except OverflowError:
@@ -275,19 +272,37 @@ def refuse_scores_factor(operator: str, given: str) -> NoReturn:
     )
 
 
+def equals_one_of(operator: str, name: str, value: object, *accepted: float) -> bool:
+    """Whether an argument, which must be a number, equals one of those accepted.
+
+    Its type may be any of numbers, complex ones and decimals too. A call finds what served an earlier one by equal
+    options (`kind_of`), so an equal number passes after a right call, and must pass alone.
+    """
+    if not isinstance(value, numbers.Number):
+        _refuse_type(operator, name, value, "number")
+    try:
+        return value in accepted
+    except ArithmeticError:  # a decimal that is a signalling NaN
+        return False
+
+
+def _refuse_type(operator: str, name: str, value: object, wanted: str) -> NoReturn:
+    raise ArgumentError(
+        f"{operator}: {name} is a {type(value).__name__}; it must be a Python {wanted} "
+        "(reading a tensor here would wait for the GPU)"
+    )
+
+
 def lse_base(operator: str, value: float) -> None:
     """Refuse a base of log-sum-exps that is neither 2 nor e."""
-    if number(operator, "lse_base", value) not in (2.0, math.e):
+    if not equals_one_of(operator, "lse_base", value, 2.0, math.e):
         raise ArgumentError(f"{operator}: lse_base is {spelled(value)}; accepted: 2 and math.e")
 
 
 def integer(operator: str, name: str, value: int, lowest: int, highest: int) -> int:
     """Check that an argument is an integer of Python or NumPy in a range, and return it as an int."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ArgumentError(
-            f"{operator}: {name} is a {type(value).__name__}; it must be a Python integer "
-            "(reading a tensor here would wait for the GPU)"
-        )
+        _refuse_type(operator, name, value, "integer")
     if not lowest <= value <= highest:
         raise ArgumentError(f"{operator}: {name} is {spelled(value)}; it must be from {lowest} to {highest}")
     return int(value)
@@ -296,7 +311,8 @@ def integer(operator: str, name: str, value: int, lowest: int, highest: int) -> 
 def flag(operator: str, name: str, value: bool) -> bool:
     """Check that an argument is True or False, or a number that equals one of them, and return it as a bool."""
     numpy_bool = type(value).__name__ in ("bool", "bool_")  # the name depends on NumPy's version
-    if not (numpy_bool or isinstance(value, numbers.Real)) or value not in (False, True):
+    is_number = isinstance(value, numbers.Number)
+    if not (numpy_bool or is_number and equals_one_of(operator, name, value, False, True)):
         raise ArgumentError(f"{operator}: {name} is {spelled(value)}; it must be True or False")
     return bool(value)
 

@@ -39,13 +39,12 @@ def is_packed(query: torch.Tensor, cum_seq_lens_q: torch.Tensor | None, max_q_le
 
 def check_dims(call: Given) -> None:
     """Check the sizes of the two pieces of a row, from which those of query and cache follow."""
-    dims = call.kv_lora_rank, call.qk_rope_head_dim
-    for name, size in zip(("kv_lora_rank", "qk_rope_head_dim"), dims, strict=True):
-        checks.number(_OPERATOR, name, size)
-    if dims not in ((LATENT_DIM, ROPE_DIM), (LATENT_DIM, 0)):
+    latent, rope = call.kv_lora_rank, call.qk_rope_head_dim
+    known = checks.equals_one_of(_OPERATOR, "kv_lora_rank", latent, LATENT_DIM)
+    if not checks.equals_one_of(_OPERATOR, "qk_rope_head_dim", rope, ROPE_DIM, 0) or not known:
         raise UnsupportedError(
-            f"{_OPERATOR}: kv_lora_rank and qk_rope_head_dim are {dims[0]} and {dims[1]}; kernels exist "
-            f"for {LATENT_DIM} and {ROPE_DIM}, or {LATENT_DIM} and 0"
+            f"{_OPERATOR}: kv_lora_rank and qk_rope_head_dim are {checks.spelled(latent)} and {checks.spelled(rope)}; "
+            f"kernels exist for {LATENT_DIM} and {ROPE_DIM}, or {LATENT_DIM} and 0"
         )
 
 
