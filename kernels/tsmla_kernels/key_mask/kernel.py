@@ -10,6 +10,7 @@ import cutlass
 from cutlass import Boolean, Int32, Int64, Uint32, cute
 from cutlass.cutlass_dsl import select_
 from tsmla.identity.call import KEY_MASK
+from tsmla.identity.key_mask import MASK_BITS
 from tsmla.identity.variant import KeyMaskVariant
 
 from ..entry import host_entry
@@ -21,7 +22,6 @@ WORDS = 4096
 """Words of a pass: 131,072 keys. Shared memory for these leaves room for all CTAs that an SM's threads allow."""
 READ_AT_ONCE = 8
 """Indices of a list that a thread has under way: all of a list of 2,048."""
-BITS = 32
 
 
 class KeyMaskKernel:
@@ -72,10 +72,10 @@ def _set_bits(shared: cute.Tensor, start: Int64, place: Int32, counted: Int32, f
     read = [ptx.load_if(exist[i], address, i * THREADS * 4, 1)[0] for i in range(READ_AT_ONCE)]
     for i in cutlass.range_constexpr(READ_AT_ONCE):
         key = select_(exist[i], read[i], Int32(-1))
-        word = (key >> BITS.bit_length() - 1) - first
+        word = (key >> MASK_BITS.bit_length() - 1) - first
         # Words of other passes, and those of keys below 0, are large numbers without a sign.
         if (key < keys) & (Uint32(word) < Uint32(own)):
-            bit = Int32(1) << (key & (BITS - 1))
+            bit = Int32(1) << (key & (MASK_BITS - 1))
             cute.arch.red(shared.iterator + word, bit, op="or", dtype="b32", sem="relaxed", scope="cta")
 
 

@@ -1,9 +1,8 @@
 """Which KV tiles each query tile visits where a key mask decides: a kernel of its own lists them, once for all heads.
 
-A list begins in the middle of a row of words: how many tiles are visited; how many of these are partial, which means
-that some row may not see all of their keys; then the numbers of the partial ones. The others' numbers lie before it,
-backwards; they are visited last and need no mask. Attention takes as many instructions to look through a tile's words
-of the mask as a tenth of a tile of 8 bits (kernels/log/hopper-prefill.md, 56), and its heads see the same."""
+Partial tiles are visited first, with the mask, and the others last, without one (`identity/key_mask.py` has a list's
+layout). Attention takes as many instructions to look through a tile's words of the mask as a tenth of a tile of 8 bits
+(kernels/log/hopper-prefill.md, 56), and its heads see the same."""
 
 from __future__ import annotations
 
@@ -14,16 +13,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 from cutlass.cutlass_dsl import select_
-from tsmla.identity.support import SMALLEST_PREFILL_TILE
+from tsmla.identity.key_mask import LIST_COUNTS, MASK_BITS, SMALLEST_PREFILL_TILE, first_partial
 
 from ..parts import ptx
 from ..parts.warp import QUAD
 from .tile_bounds import LIST_WORDS
 from .tile_scheduler import Packs, QueryTile, query_tile, tile_bound
-from .work_range import COUNTS, WorkRange, tile_at, work_range
+from .work_range import WorkRange, tile_at, work_range
 
-MASK_BITS = 32
-"""Keys of a word of a key mask."""
 WARPS = 32
 """Warps of a CTA that makes a list, each of which looks at one tile at a time."""
 
@@ -51,8 +48,10 @@ def list_of(mask: KeyMask, tile: QueryTile, tile_q: int) -> tuple[Int32, Int32, 
     """LIST_WORDS words: how many tiles a query tile visits, none if there is no such query tile, how many of them are
     partial, and the address of the first partial one's word."""
     row = mask.lists.iterator.toint() + Int64(list_number(tile, tile_q)) * mask.lists.stride[0] * 4
-    listed = row + Int64(mask.lists.shape[1] // 2 + COUNTS) * 4
-    tiles, partial = (ptx.load_if(tile.valid, listed, offset, 1)[0] for offset in (-4 * COUNTS, 4 - 4 * COUNTS))
+    listed = row + Int64(first_partial(mask.lists.shape[1])) * 4
+    tiles, partial = (
+        ptx.load_if(tile.valid, listed, offset, 1)[0] for offset in (-4 * LIST_COUNTS, 4 - 4 * LIST_COUNTS)
+    )
     return tiles, partial, listed.to(Int32), (listed >> 32).to(Int32)
 
 
@@ -91,7 +90,7 @@ def _survey(mask: KeyMask, packs: Packs, tile_q: cutlass.Constexpr[int], tile_kv
     tile = query_tile(cute.arch.block_idx()[0], packs, tile_q, 1)
     if tile.valid:
         work = work_range(tile.tile * tile_q, tile_q, tile_kv, tile.q.length, tile.kv.length, mask.causal)
-        words, middle = mask.lists[list_number(tile, tile_q), None], mask.lists.shape[1] // 2
+        words, first_place = mask.lists[list_number(tile, tile_q), None], first_partial(mask.lists.shape[1])
         tiles, partial = Int32(0), Int32(0)
         for first in cutlass.range(0, work.tiles, WARPS, unroll=1):
             index, kind = first + warp, Int32(0)
@@ -105,9 +104,9 @@ def _survey(mask: KeyMask, packs: Packs, tile_q: cutlass.Constexpr[int], tile_kv
             if warp == 0:
                 kind, below_lane = found[lane], (Int32(1) << lane) - 1
                 wholes, partials = (cute.arch.vote_ballot_sync(kind == each) for each in (1, 2))
-                place = middle + COUNTS + partial + cute.arch.popc(partials & below_lane)
+                place = first_place + partial + cute.arch.popc(partials & below_lane)
                 if kind == 1:
-                    place = middle - 1 - (tiles - partial) - cute.arch.popc(wholes & below_lane)
+                    place = first_place - LIST_COUNTS - 1 - (tiles - partial) - cute.arch.popc(wholes & below_lane)
                 if kind != 0:
                     words[place] = tile_at(work, first + lane)
                 partial += cute.arch.popc(partials)
@@ -115,7 +114,7 @@ def _survey(mask: KeyMask, packs: Packs, tile_q: cutlass.Constexpr[int], tile_kv
             cute.arch.sync_threads()
         if warp == 0:
             with cute.arch.elect_one():
-                words[middle], words[middle + 1] = tiles, partial
+                words[first_place - LIST_COUNTS], words[first_place - LIST_COUNTS + 1] = tiles, partial
 
 
 @cute.jit

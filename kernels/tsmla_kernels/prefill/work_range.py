@@ -13,17 +13,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 from cutlass.cutlass_dsl import select_
+from tsmla.identity.key_mask import LIST_COUNTS
 
 from ..parts import ptx
-
-COUNTS = 2
-"""Words between those that list whole tiles and those that list partial ones (`visits.py`)."""
 
 
 class WorkRange(NamedTuple):
     """Tiles `0 .. tiles - 1` are visited; the `masked` last ones hold a column that some row may not see, and come
-    first. With a key mask, words from the address `listed` on have the numbers of those, and words before it the
-    others'."""
+    first. With a key mask, the number of the first of these in the tile list lies at the address `listed`
+    (`identity/key_mask.py`)."""
 
     tiles: Int32
     masked: Int32
@@ -64,7 +62,7 @@ def work_range(
 def tile_at(work: WorkRange, count: Int32) -> Int32:
     """The tile visited as number `count` of the range."""
     if const_expr(work.listed is not None):
-        place = select_(count < work.masked, count, work.masked - COUNTS - 1 - count)
+        place = select_(count < work.masked, count, work.masked - LIST_COUNTS - 1 - count)
         tile = _listed(work, count < work.tiles, Int32(place))
     else:
         tile = work.tiles - 1 - count

@@ -18,8 +18,6 @@ from .variant import (
 
 PREFILL_DIMS = tuple(dict.fromkeys(dims for arch in Arch for dims in arch.facts.prefill_dims))
 """(d_qk, d_v) that some architecture has: the columns of a query or key, and of a value."""
-SMALLEST_PREFILL_TILE = 64
-"""Fewest rows, and fewest keys, of a tile of any prefill kernel."""
 NOPE_DIMS = {192: 128, 128: 128, 256: 192}
 """d_qk -> elements of a prefill's query or key that do not depend on its position; those after them, ROPE_DIM if any,
 do."""

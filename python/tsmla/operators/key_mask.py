@@ -7,6 +7,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ..errors import TsmlaError
 from ..identity.call import KEY_MASK
+from ..identity.key_mask import words_for
 from ..identity.variant import KeyMaskVariant
 from ..loading import resolve
 from . import checks, examine, traced, written
@@ -15,7 +16,6 @@ from .written import Served
 _OPERATOR = KEY_MASK.name
 _kind = examine.kind_of(KEY_MASK)
 _LARGEST_INT = 2**31 - 1
-_BITS = 32
 
 
 @written.from_table(KEY_MASK)
@@ -56,11 +56,11 @@ def tsmla_key_mask(
         from . import registered
 
         if out is None:
-            out = indices.new_empty(len(indices), (keys + _BITS - 1) // _BITS)
+            out = indices.new_empty(len(indices), words_for(keys))
         return registered.calls["key_mask"](*written.parameters())
     if type(keys) is not int or not 0 <= keys <= _LARGEST_INT:
         keys = checks.integer(_OPERATOR, "keys", keys, 0, _LARGEST_INT)
-    words = (keys + _BITS - 1) // _BITS
+    words = words_for(keys)
     tensors, options = written.tensors(), written.options()
     try:
         kind = _kind(tensors, indices.shape, options, out is None or out.shape[1] == words)

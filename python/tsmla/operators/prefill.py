@@ -10,7 +10,8 @@ from torch.compiler import is_dynamo_compiling
 
 from ..errors import ArgumentError, TsmlaError
 from ..identity.call import PREFILL
-from ..identity.support import NOPE_DIMS, SMALLEST_PREFILL_TILE, prefill_out_dtype
+from ..identity.key_mask import MASK_BITS, room_for_lists, words_for
+from ..identity.support import NOPE_DIMS, prefill_out_dtype
 from ..identity.variant import PrefillVariant
 from ..loading import resolve
 from . import checks, examine, traced, written
@@ -287,21 +288,19 @@ def _examined(tensors: tuple, options: tuple, batch_size: int) -> Served:
 def _check_words(key_mask: Any, max_seq_len: Any) -> None:
     """Refuse a mask that has too few words for the longest sequence; all else about it is examined later."""
     known = isinstance(key_mask, torch.Tensor) and key_mask.ndim == 2 and isinstance(max_seq_len, int)
-    if known and max_seq_len > 32 * key_mask.shape[1]:
+    if known and max_seq_len > MASK_BITS * key_mask.shape[1]:
         raise ArgumentError(
             f"{_OPERATOR}: key_mask has shape {list(key_mask.shape)} and max_seq_len is {max_seq_len}; each query must "
-            f"have at least {-(-max_seq_len // 32)} words, one for 32 keys"
+            f"have at least {words_for(max_seq_len)} words, one for {MASK_BITS} keys"
         )
 
 
 def _lists(key_mask: Any, batch_size: Any) -> torch.Tensor | None:
-    """Return room for lists of the KV tiles that query tiles visit, of any size. From the middle of a row on there are
-    two words that count them and one for each, and before it as many. A mask that is none is refused later."""
+    """Return room for the lists of KV tiles that query tiles visit. A mask that is none is refused later."""
     if not isinstance(key_mask, torch.Tensor) or key_mask.ndim != 2 or not isinstance(batch_size, int):
         return None
     tokens, words = key_mask.shape
-    lists, tiles = tokens // SMALLEST_PREFILL_TILE + max(batch_size, 0), words * 32 // SMALLEST_PREFILL_TILE + 1
-    return key_mask.new_empty(lists, 2 * (2 + tiles), dtype=torch.int32)
+    return key_mask.new_empty(room_for_lists(tokens, max(batch_size, 0), words), dtype=torch.int32)
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..identity.key_mask import MASK_BITS, words_for
 from ..identity.variant import KeyMaskVariant
 from ..operators.key_mask import tsmla_key_mask
 from .cases import MaskCase
@@ -15,7 +16,6 @@ from .reference import Judged, compared
 
 _GAP = 3
 """Elements between the rows of strided lists and words."""
-_BITS = 32
 _PASS, _UNCOUNTED = 131072, 77
 """Keys that the kernel has in shared memory at a time, and one whose index does not count."""
 
@@ -28,7 +28,7 @@ def run(variant: KeyMaskVariant, case: MaskCase, memory: Memory, pdl: bool) -> d
         given = surrounded((case.tokens, case.top_k + gap), torch.int32)[:, : case.top_k].copy_(indices)
     else:
         given = indices.clone()  # with nothing behind it
-    out = memory.allocate((case.tokens, -(-case.keys // _BITS)), torch.int32, gap=gap)
+    out = memory.allocate((case.tokens, words_for(case.keys)), torch.int32, gap=gap)
     lengths = torch.tensor(case.lengths, dtype=torch.int32, device="cuda") if case.lengths else None
     return {"mask": tsmla_key_mask(given, case.keys, topk_length=lengths, out=out, enable_pdl=pdl)}
 
@@ -51,7 +51,7 @@ def _problem(case: MaskCase) -> tuple[torch.Tensor, torch.Tensor]:
             own[length] = _UNCOUNTED
     words = []
     for named in named_slots(indices, case.keys, case.lengths or None):
-        bits = torch.zeros(1, -(-case.keys // _BITS) * _BITS, dtype=torch.bool)
+        bits = torch.zeros(1, words_for(case.keys) * MASK_BITS, dtype=torch.bool)
         bits[0, named] = True
         words.append(mask_words(bits))
     return indices.int().to("cuda"), torch.cat(words).to("cuda")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..identity.key_mask import MASK_BITS, words_for
 from ..identity.support import NOPE_DIMS
 from ..identity.variant import Dtype, PrefillVariant
 from ..operators.checks import TORCH_DTYPE_OF
@@ -133,7 +134,8 @@ def _seen(case: MaskedCase) -> torch.Tensor:
 def _words(case: MaskedCase) -> torch.Tensor:
     """Return the mask's words. Bits that stand for no key of a query's are set."""
     seen = _seen(case)
-    bits = torch.ones(seen.shape[0] + _SLACK, (-(-seen.shape[1] // 32) + 1) * 32, dtype=torch.bool, device="cuda")
+    columns = (words_for(seen.shape[1]) + 1) * MASK_BITS
+    bits = torch.ones(seen.shape[0] + _SLACK, columns, dtype=torch.bool, device="cuda")
     for rows, keys in zip(_rows(case.lengths_q), case.lengths_kv, strict=True):
         bits[rows, :keys] = seen[rows, :keys]
     return mask_words(bits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from ...limits import REGISTERS_PER_SM, WARPGROUP
+from ...limits import WARPGROUP, registers_at_launch
 from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, LaneCopies, Party, Role, TensorCore, Warps
 from .geometry import CONVERT_WARPS, CTA_ROWS, TENSOR_ADDRESS_OFFSET, THERE_SLOTS, DecodeGeometry
 
@@ -55,7 +55,8 @@ class DecodeSchedule:
     def __post_init__(self) -> None:
         attend, issue, bring = self.registers
         more = self.threads // WARPGROUP - 2
-        assert WARPGROUP * (attend + issue + more * bring) <= REGISTERS_PER_SM, self
+        total = WARPGROUP * (attend + issue + more * bring)
+        assert total <= self.threads * registers_at_launch(self.threads), f"{total} registers: {self}"
         warps = [warp for role in self.roles for warp in role.warps]
         assert len({*warps}) == len(warps), f"two roles have the same warp: {self}"
         assert max(warps) < self.threads // 32, self

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
+from tsmla.identity.key_mask import MASK_BITS
 
 from ...parts import ptx
 from ...parts.seqlen import Span
-from ...prefill.visits import MASK_BITS, KeyMask, below, word_address
+from ...prefill.visits import KeyMask, below, word_address
 from .plan import TILE
 
 WORDS = TILE // MASK_BITS

@@ -13,11 +13,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, Vector, const_expr
 from cutlass.cutlass_dsl import select_
+from tsmla.identity.key_mask import MASK_BITS
 
 from ...parts import ptx
 from ...parts.seqlen import Span
 from ...parts.warp import QUAD
-from ...prefill.visits import MASK_BITS, KeyMask, below, word_address, words_of
+from ...prefill.visits import KeyMask, below, word_address, words_of
 from ...prefill.work_range import last_column_ahead
 
 

@@ -18,6 +18,7 @@ from vllm import envs
 from vllm.model_executor.layers.attention import mla_attention
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+from tsmla.identity.key_mask import words_for
 from tsmla.identity.support import prefill_out_dtype, why_unsupported
 from tsmla.identity.variant import Dtype, KeyMaskVariant, PrefillVariant
 from tsmla.integrations.shared.ready import masked_kernels
@@ -149,4 +150,4 @@ def fits(prefill: Any, top_k: int) -> bool:
     """
     chunks = () if prefill.chunked_context is None else prefill.chunked_context.chunks
     keys = max(prefill.max_query_len, *(chunk.max_seq_len for chunk in chunks), 0)
-    return int(prefill.query_lens_cpu.sum()) * (-(-keys // 32) + top_k) * 4 <= MOST_BYTES
+    return int(prefill.query_lens_cpu.sum()) * (words_for(keys) + top_k) * 4 <= MOST_BYTES
