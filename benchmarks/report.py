@@ -41,11 +41,11 @@ PREFILLS = ("bf16", "e4m3", "256-bf16", "256-e4m3")
 DECODES = ("decode", "streams-decode", "few-decode")
 DTYPES = ("bf16", "e4m3")
 TIMED = tuple(f"{call}-{dtype}" for dtype in DTYPES for call in ("decode", "prefill"))
-"""Records that the README quotes."""
+"""Records that the page's first paragraphs quote."""
 LONG = 8192
-"""Least keys of prefills whose rates the README quotes: with fewer, launching and starting take much of the time."""
+"""Least keys of prefills whose rates the page quotes: with fewer, launching and starting take much of the time."""
 README_GPU = "H200"
-"""The GPU whose records the README quotes."""
+"""The GPU whose records the page's first paragraphs quote, and the README first."""
 SHAPES = {
     "decode": (
         (128, 1, 4096, 16, "fixed"), (128, 1, 4096, 16, "variable"), (128, 1, 4096, 128, "fixed"),
@@ -186,32 +186,33 @@ def _gpu(device: str) -> str:
 
 def readme_part() -> str:
     """Return the README's part: two reasons to use the kernels, with their numbers."""
-    records = [published.newest(name, README_GPU) for name in TIMED]
     sentences = [
         f"**Nothing compiles when a server starts.** {_of_cold_start()}",
-        f"**Faster than its peers, measured beside them.** {_beside_peers(records)} "
+        f"**Faster than its peers, measured beside them.** {_beside_peers()} "
         "[Rates, charts and every row](docs/measured/performance.md).",
     ]
     return "\n".join(textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") for text in sentences)
 
 
-def _beside_peers(records: Sequence[dict[str, Any]]) -> str:
-    """How many rows of the README's records are faster than the fastest peer of the same run."""
-    results = [result for record in records for result in record["results"] if len(result["timings"]) > 1]
-    faster, ties = _standing(results)
-    names = {PEERS[name][0].split(" ")[0] for result in results for name in result["timings"] if name in PEERS}
-    slower = len(results) - faster - ties
-    rest = f"{ties} tie" + (f" and {slower} are slower" if slower else "; none is slower")
-    gpu = records[0]["certificate"]["device"]
-    known = " and ".join(sorted(name for name in names if name != "its"))
+def _beside_peers() -> str:
+    """How many rows of all tables of decode and prefill are faster than the fastest peer of the same run, on each
+    GPU."""
+    names = [*(f"{kind}-{dtype}" for kind in DECODES for dtype in DTYPES), *(f"prefill-{name}" for name in PREFILLS)]
+    by_device: dict[str, list[dict[str, Any]]] = {}
+    for record in (record for name in names for record in published.of_devices(name)):
+        results = [result for result in record["results"] if len(result["timings"]) > 1]
+        by_device.setdefault(record["certificate"]["device"], []).extend(results)
+    counts = []
+    for device, results in sorted(by_device.items(), key=lambda item: README_GPU not in item[0]):
+        faster, ties = _standing(results)
+        slower = len(results) - faster - ties
+        most = max(x["timings"]["tsmla"]["median_us"] / published.best_peer(x["timings"])["median_us"] for x in results)
+        rest = f"{slower} are slower, by {most - 1:.1%} at most" if slower else "none is slower"
+        counts.append(f"on an {device.split(' 80GB')[0]} {faster} of {len(results)} take less time, {ties} tie, {rest}")
     return (
-        f"On an {gpu}, launched in turn in one process, {faster} of {len(results)} measurements of decode and prefill "
-        f"in bf16 and e4m3 take less time than the fastest of {known} ({_dates(records)}); {rest}."
+        "Decode and prefill in bf16 and e4m3, launched in turn in one process with FlashAttention-3, FlashMLA and "
+        f"FlashInfer, of which the fastest counts: {'; '.join(counts)}."
     )
-
-
-def _dates(records: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(dict.fromkeys(record["certificate"]["date"][:10] for record in records))
 
 
 def _standing(results: Sequence[dict[str, Any]]) -> tuple[int, int]:
