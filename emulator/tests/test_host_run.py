@@ -20,6 +20,7 @@ from tsmla.identity.variant import DecodeVariant, Dtype, PackVariant, PrefillVar
 from tsmla_emulator import cli
 from tsmla_emulator.dealt import deal_out
 from tsmla_emulator.prove import check
+from tsmla_emulator.prove.calls.decode import DECODE_LENGTHS, DECODE_SMS, HOPPER_FEW_ROWS, decode_rows, turns_values
 from tsmla_emulator.prove.mutation import table as mutation_table
 from tsmla_emulator.run import machine, record
 from tsmla_emulator.run.emulate import emulated
@@ -110,12 +111,12 @@ def test_check_of_a_variant(variant):
 
 
 def test_few_rows_of_a_check_are_those_of_hoppers_kernel():
-    assert check.HOPPER_FEW_ROWS == FEW_ROWS
+    assert HOPPER_FEW_ROWS == FEW_ROWS
 
 
 def test_decodes_that_turn_value_products_are_those_that_kernels_say():
     decodes = [variant for variant in check.variants([Arch.SM90A]) if isinstance(variant, DecodeVariant)]
-    turned = [variant for variant in decodes if check.turns_values(variant)]
+    turned = [variant for variant in decodes if turns_values(variant)]
     assert turned == [variant for variant in decodes if DecodeGeometry.of(variant).turns] != []
 
 
@@ -135,13 +136,13 @@ def test_check_of_hoppers_656_byte_rows_reaches_all_forms():
     assert [(launch.cluster[0], launch.block[0]) for launch in attention] == [(1, 384), (2, 512), (1, 640)]
 
 
-@pytest.mark.parametrize("requests", [check.DECODE_LENGTHS, mutation_table.DECODE_LENGTHS], ids=["check", "mutate"])
+@pytest.mark.parametrize("requests", [DECODE_LENGTHS, mutation_table.DECODE_LENGTHS], ids=["check", "mutate"])
 @pytest.mark.parametrize(
     ("arch", "rows", "wide"),
     [
         (arch, rows, wide)
         for arch in SHIPPED_ARCHS
-        for rows in check.decode_rows(arch)
+        for rows in decode_rows(arch)
         for wide in sorted({False, deal_of(arch, rows, wide=True) != deal_of(arch, rows)})
     ],
 )
@@ -150,7 +151,7 @@ def test_small_decodes_have_all_kinds_of_work(arch, rows, wide, requests):
     unit; even and odd numbers of tiles, which warpgroups of Hopper share. To try mutants, segments and an end for every
     place of its ring of tasks three times, and an end in the last of them."""
     deal, heads = deal_of(arch, rows, wide=wide), rows // 2
-    plan = plan_decode(arch, check.DECODE_SMS, len(requests), 2, heads, max(requests), wide=wide)
+    plan = plan_decode(arch, DECODE_SMS, len(requests), 2, heads, max(requests), wide=wide)
     workers = deal_out(deal, requests, 2, heads, plan.workers, plan.slots).segments
     assert max(sum(segment.tiles > 0 for segment in worker) for worker in workers) >= 2
     if arch is Arch.SM90A and requests == mutation_table.DECODE_LENGTHS:

@@ -14,6 +14,7 @@ import pytest
 from small_kernels import text_of
 from tsmla_emulator import cli
 from tsmla_emulator.prove import check
+from tsmla_emulator.prove.calls.decode import DECODE_LENGTHS
 from tsmla_emulator.prove.mutation import mutate
 from tsmla_emulator.prove.mutation import table as mutation_table
 from tsmla_emulator.prove.mutation.actions import (
@@ -103,7 +104,7 @@ def kernels(tmp_path_factory):
     """PTX text and records of a kernel by its name in the table; decodes of fewer requests than there."""
     found = {}
     small = pytest.MonkeyPatch()
-    small.setattr(mutation_table, "DECODE_LENGTHS", check.DECODE_LENGTHS)
+    small.setattr(mutation_table, "DECODE_LENGTHS", DECODE_LENGTHS)
     small.setattr(check, "DECODE_HIDING", (70, 0, 170))
     for symbol in (PREFILL, BLACKWELL, PACK, DECODE):
         for name, (ptx, *some) in mutation_table.recorded(symbol, tmp_path_factory.mktemp("records")).items():

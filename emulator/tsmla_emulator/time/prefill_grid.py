@@ -18,7 +18,7 @@ from tsmla_kernels.sm90.prefill.geometry import (
 from tsmla_kernels.sm100.prefill.geometry import SECTION_HEADS
 from tsmla_kernels.sm100.prefill.geometry import PrefillGeometry as BlackwellGeometry
 
-from ..prove.check import has_kernel_of_long_sequences
+from ..prove.calls.prefill import has_kernel_of_long_sequences
 
 
 def hopper_geometry(variant: Any) -> PrefillGeometry | None:

@@ -18,6 +18,7 @@ from tsmla.identity.variant import DecodeVariant
 
 from ..dealt import deal_out
 from ..prove import check
+from ..prove.calls.decode import given_cache, given_query
 from ..run.emulate import Call, emulated
 from ..run.machine import Launch, Options, Trace
 from ..run.sass.program import MachineProgram
@@ -439,8 +440,8 @@ def _call_decode(variant: Any, shape: Shape) -> None:
     query, cache = (
         given(variant, torch.randn(*outer, width, device="cuda"))
         for given, outer in (
-            (check.given_query, (shape.sequences, shape.queries, shape.heads)),
-            (check.given_cache, (pages, page)),
+            (given_query, (shape.sequences, shape.queries, shape.heads)),
+            (given_cache, (pages, page)),
         )
     )
     table = (torch.arange(-(-shape.keys // page), dtype=torch.int32, device="cuda") % pages).repeat(shape.sequences, 1)
@@ -469,8 +470,8 @@ def _call_chosen(variant: Any, shape: Shape) -> None:
 
     torch.manual_seed(0)
     page, pages, width, tokens = 64, 64, LATENT_DIM + ROPE_DIM, shape.sequences * shape.queries
-    query = check.given_query(variant, torch.randn(tokens, shape.heads, width, device="cuda"))
-    cache = check.given_cache(variant, torch.randn(pages, page, width, device="cuda"))
+    query = given_query(variant, torch.randn(tokens, shape.heads, width, device="cuda"))
+    cache = given_cache(variant, torch.randn(pages, page, width, device="cuda"))
     indices = torch.randint(page * pages, (tokens, shape.keys), dtype=torch.int32).to("cuda")
     size = tsmla.decode_workspace_size(tokens, 1, shape.heads, shape.keys)
     tsmla.tsmla_decode(

@@ -40,7 +40,7 @@ LENGTHS = (
 DECODE_LENGTHS = (
     0, 0, 0, 0, 0, 0, 0, 0, 0, 70, 70, 70, 4208, 0, 0, 0, 70, 170, 130, 0, 0, 10, 330, 70, 130, 330, 200, 0, 330,
 )  # fmt: skip
-"""Keys of a decode's requests: work of all kinds, as `check.DECODE_LENGTHS`, and
+"""Keys of a decode's requests: work of all kinds, as those of `check`, and
 
 - so many requests a CTA that every place of Hopper's ring of tasks is used three times: both parities of its empty
   barriers are waited for, and the last task of some CTAs has the ring's last place;
@@ -177,10 +177,10 @@ def recorded(
 def kernels(variant: Variant) -> list[str]:
     """Return the names of a variant's kernels in the table.
 
-    A decode has one for each count of rows in `check.decode_rows`. Hopper's decode of rows with one scale has one in
+    A decode has one for each count of rows of its small calls. Hopper's decode of rows with one scale has one in
     all: forms of one kernel take few rows and more.
     """
-    from .. import check
+    from ..calls.prefill import prefill_kernels
 
     symbol = variant.symbol()
     if isinstance(variant, DecodeVariant):
@@ -188,15 +188,15 @@ def kernels(variant: Variant) -> list[str]:
         one = variant.arch is Arch.SM90A and variant.row.scales is not None and variant.row.scales.whole_row
         return [symbol] if one or len(rows) == 1 else [f"{symbol}, {count} rows" for count in rows]
     if isinstance(variant, PrefillVariant):
-        return [symbol, f"{symbol}, long sequences"][: check.prefill_kernels(variant)]
+        return [symbol, f"{symbol}, long sequences"][: prefill_kernels(variant)]
     return [symbol]
 
 
 def _rows(variant: Variant) -> tuple[int, ...]:
     """Return the query rows of a decode's calls; none for other operators."""
-    from .. import check
+    from ..calls.decode import decode_rows
 
-    return check.decode_rows(variant.arch, variant.row, variant.gathers) if isinstance(variant, DecodeVariant) else ()
+    return decode_rows(variant.arch, variant.row, variant.gathers) if isinstance(variant, DecodeVariant) else ()
 
 
 def _part(paths: list[Path], number: int, count: int) -> list[Path]:

@@ -1,0 +1,1 @@
+"""The attention calls of `check`: their inputs, and what they must give."""
