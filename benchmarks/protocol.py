@@ -20,6 +20,7 @@ import random
 import shutil
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -155,12 +156,14 @@ def measure(
 ) -> dict[str, Timing]:
     """Time every candidate for about `seconds` in all, interleaved; the names of the candidates are the keys.
 
-    Raises RuntimeError where the host was always too slow to keep the GPU busy.
+    However short, each takes LEAST_ROUNDS rounds. Medians are printed to stderr as they come, for who waits for the
+    record, or whose run is cut. Raises RuntimeError where the host was always too slow to keep the GPU busy.
     """
     if regime not in REGIMES:
         raise ValueError(f"regime is {regime!r}; known: {', '.join(REGIMES)}")
     if graph:
         candidates = [as_graph(candidate) for candidate in candidates]
+    started = time.monotonic()
     for candidate in candidates:
         candidate.launch()
     torch.cuda.synchronize()
@@ -186,6 +189,8 @@ def measure(
             len(rounds) - len(micros),
             of_median(ratios),
         )
+    said = ", ".join(f"{name} {timing.median_us:.1f} us" for name, timing in timings.items())
+    print(f"{time.monotonic() - started:.1f} s, {regime}: {said}", file=sys.stderr, flush=True)
     return timings
 
 

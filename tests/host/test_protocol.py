@@ -68,8 +68,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 @pytest.mark.parametrize("regime", protocol.REGIMES)
-def test_no_time_of_the_host_is_measured(gpu: Gpu, regime: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A spin too short for this host is found out: its samples are dropped, not averaged."""
+def test_no_time_of_the_host_is_measured(
+    gpu: Gpu, regime: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A spin too short for this host is found out: its samples are dropped, not averaged. Medians are told at once."""
     monkeypatch.setattr(protocol, "HIDE_CYCLES", (2_000, protocol.HIDE_CYCLES[1]))
     candidates = [gpu.candidate("tsmla", 17), gpu.candidate("other", 19)]
     timings = protocol.measure(candidates, regime, protocol.Monitor(), seconds=0.0)
@@ -77,6 +79,7 @@ def test_no_time_of_the_host_is_measured(gpu: Gpu, regime: str, monkeypatch: pyt
         assert timings[name].max_us == pytest.approx(micros) == pytest.approx(timings[name].min_us)
         assert timings[name].dropped > 0 and timings[name].launches >= protocol.LEAST_ROUNDS
     assert timings["other"].ratio == pytest.approx((17 / 19, 17 / 19))
+    assert capsys.readouterr().err.endswith(f"{regime}: tsmla 17.0 us, other 19.0 us\n")
 
 
 def test_a_host_that_is_always_late_is_refused(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
