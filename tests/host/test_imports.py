@@ -36,6 +36,7 @@ ROOMS = {
 """Room of tsmla, or module that stands by itself ("" is `__init__.py`) -> the others that its files may name, besides
 each other."""
 TENSOR_MODULES = {
+    "integrations.shared.decodes",
     "integrations.shared.heads",
     "integrations.shared.padding",
     "integrations.shared.queries",

@@ -17,6 +17,7 @@ from tsmla.identity.arch import Arch
 from tsmla.identity.row_format import Piece, RowFormat
 from tsmla.identity.variant import Dtype
 from tsmla.integrations import vllm as plugin
+from tsmla.integrations.shared import decodes
 from tsmla.integrations.shared.heads import why_not_prefilled
 from tsmla.integrations.vllm import __main__ as command
 from tsmla.integrations.vllm import backend, contract, options, served, sparse_backend
@@ -205,9 +206,9 @@ def test_rows_are_those_that_tsmla_has(monkeypatch):
     short = RowFormat((Piece("latent", Dtype.BF16, 256),))
     monkeypatch.setitem(served.ROWS, "short", short)
     monkeypatch.setitem(served.SHAPES, 256, short)
-    assert served.decode_dtypes(torch.bfloat16, "auto", 256) == (Dtype.BF16, Dtype.BF16, short)
+    assert served.decode_kinds(torch.bfloat16, "auto", 256) == (Dtype.BF16, Dtype.BF16, short)
     assert "not of latent bf16 256" in str(why_not_sparse(head_size=256))
-    monkeypatch.setattr(served, "why_unsupported", lambda variant: None)
+    monkeypatch.setattr(decodes, "why_unsupported", lambda variant: None)
     assert why_not_sparse(head_size=256) is None and 256 in TsmlaSparseBackend.get_supported_head_sizes()
     assert "no fp8_ds_mla cache with rows of 256" in str(why_not_sparse(head_size=256, kv_cache_dtype="fp8_ds_mla"))
 

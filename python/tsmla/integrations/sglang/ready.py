@@ -29,10 +29,10 @@ def capability() -> Capability | None:
 
 def load(model: Model) -> None:
     """Load every kernel that a served model's batches may need."""
-    arch, dtypes = arch_of(capability()), model.decode_dtypes
-    if arch is None or dtypes is None:
+    arch, kinds = arch_of(capability()), model.decode_kinds
+    if arch is None or kinds is None:
         return
-    decode_kernels(arch, *dtypes, lse=model.world > 1, gathers=model.page in SMALL_PAGE_SIZES)
+    decode_kernels(arch, kinds, lse=model.world > 1, gathers=model.page in SMALL_PAGE_SIZES)
     if model.prefills:
         prefilled = TORCH_DTYPES[model.dtype]
         prefill_kernels(arch, prefilled, prefilled, model.dims, None)

@@ -9,18 +9,13 @@ from typing import Any
 
 import torch
 
-from tsmla.identity.arch import Arch
-from tsmla.identity.row_format import RowFormat
-from tsmla.identity.support import DECODE_OUT_DTYPES, why_unsupported
-from tsmla.identity.variant import DecodeVariant, Dtype
+from tsmla.integrations.shared.decodes import Kinds, kinds_of, no_kernel, why_no_model, why_not_from_8_bits
 from tsmla.integrations.shared.gpus import arch_of, why_no_gpu
 from tsmla.integrations.shared.heads import name_of, why_not_prefilled
 from tsmla.integrations.shared.rows import SHAPES, listed, plain_row, shapes_in_words
 from tsmla.operators.checks import TORCH_DTYPES
 from tsmla.operators.decode import PAGE_SIZES, SMALL_PAGE_SIZES
 
-DTYPES = (torch.float16, torch.bfloat16)
-"""Dtypes of models."""
 FP8 = torch.float8_e4m3fn
 CHAINS = ("EAGLE", "EAGLE3", "STANDALONE")
 """Speculative algorithms whose drafts are a chain where they have one candidate a step."""
@@ -51,11 +46,10 @@ class Model:
         return self.latent + self.dims[1]
 
     @property
-    def decode_dtypes(self) -> tuple[Dtype, Dtype, RowFormat] | None:
-        """Return the dtypes of a decode's query and output, and the cache's rows; None where there are no such rows."""
+    def decode_kinds(self) -> Kinds | None:
+        """Return what a decode reads and writes; None where the cache has no such rows."""
         query = TORCH_DTYPES.get(self.cache)
-        row = None if query is None else plain_row(query, self.columns)
-        return None if query is None or row is None else (query, DECODE_OUT_DTYPES[query], row)
+        return kinds_of(query, None if query is None else plain_row(query, self.columns))
 
 
 def why_not_served(model: Model, capability: Any) -> str | None:
@@ -75,17 +69,18 @@ def _reasons(model: Model, capability: Any) -> Iterator[str]:
             f"tsmla decodes cache rows of {shapes_in_words()}, not of kv_lora_rank {model.latent} and qk_rope_head_dim "
             f"{model.dims[1]}"
         )
-    if model.dtype not in DTYPES:
-        yield f"tsmla serves models in {' and '.join(map(name_of, DTYPES))}, not in {name_of(model.dtype)}"
+    if reason := why_no_model(model.dtype):
+        yield reason
     elif model.cache not in (model.dtype, FP8):
         yield (
             f"tsmla reads caches of the model's dtype and of {name_of(FP8)} (--kv-cache-dtype fp8_e4m3), not of "
             f"{name_of(model.cache)}"
         )
-    elif model.cache is FP8 and model.dtype is not torch.bfloat16:
-        yield f"tsmla decodes an FP8 cache into bfloat16 (--dtype bfloat16), and the model is in {name_of(model.dtype)}"
+    elif model.cache is FP8 and (reason := why_not_from_8_bits(model.dtype, "FP8")):
+        yield reason
     elif row is not None:
-        yield from _no_kernel(model, arch)
+        gathers = model.page in SMALL_PAGE_SIZES
+        yield from no_kernel(arch, model.decode_kinds, gathers, name_of(model.cache), model.columns)
     if model.page not in (sizes := (*SMALL_PAGE_SIZES, *PAGE_SIZES)):
         yield f"tsmla reads pages of {listed(sizes)} keys, not of {model.page} (--page-size)"
     if model.prefills and (reason := why_not_prefilled(arch, model.dtype, False, model.dims)):
@@ -99,17 +94,6 @@ def _reasons(model: Model, capability: Any) -> Iterator[str]:
         )
     if odd := [feature for feature, has in model.odd.items() if has]:
         yield f"tsmla's SGLang plug-in serves dense causal MLA, without {' or '.join(odd)}"
-
-
-def _no_kernel(model: Model, arch: Arch | None) -> Iterator[str]:
-    """Yield why the decode kernel that a model needs does not exist."""
-    dtypes = model.decode_dtypes
-    if dtypes is None:
-        yield f"tsmla has no {name_of(model.cache)} cache with rows of {model.columns} elements"
-    elif arch is not None:
-        query, out, row = dtypes
-        if reason := why_unsupported(DecodeVariant(arch, query, out, True, row, model.page in SMALL_PAGE_SIZES)):
-            yield f"tsmla's {reason}"
 
 
 def why_no_layer(layer: Any, fp8: bool, given: dict[str, Any]) -> str | None:

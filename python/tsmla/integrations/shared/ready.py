@@ -9,25 +9,23 @@ import torch
 
 from ...identity.arch import Arch
 from ...identity.dtype import Dtype
-from ...identity.row_format import RowFormat
 from ...identity.variant import DecodeVariant, KeyMaskVariant, PackVariant, PrefillVariant, ReadCacheVariant, Variant
 from ...operators.prepare import warmup
 from ...operators.workspace import decode_workspace_size
+from .decodes import Kinds
 
 _MANY_REQUESTS = 1 << 16
 """A batch beyond which workspaces grow no more: every SM has shares of two requests by then."""
 
 
-def decode_kernels(
-    arch: Arch, dtype: Dtype, out_dtype: Dtype, row: RowFormat, lse: bool, gathers: bool = False
-) -> None:
+def decode_kernels(arch: Arch, kinds: Kinds, lse: bool, gathers: bool = False) -> None:
     """Load the decode kernel, and, where rows have scales, the kernel that reads such rows for prefills over context.
 
     gathers: it is the decode of chosen keys, which always writes an LSE.
     """
-    variants: list[Variant] = [DecodeVariant(arch, dtype, out_dtype, lse or gathers, row, gathers)]
-    if row.scales is not None:
-        variants.append(ReadCacheVariant(arch, dtype, row))
+    variants: list[Variant] = [DecodeVariant(arch, kinds.query, kinds.out, lse or gathers, kinds.row, gathers)]
+    if kinds.row.scales is not None:
+        variants.append(ReadCacheVariant(arch, kinds.query, kinds.row))
     _load(variants)
 
 

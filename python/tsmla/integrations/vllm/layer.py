@@ -71,9 +71,9 @@ class TsmlaLayer(MLACommonBaseImpl[Any]):
             self.supports_quant_query_input = False  # vLLM would quantise queries as for any cache that it calls fp8
         self._decoded_heads = num_heads * config.parallel_config.decode_context_parallel_size
         self._longest_q = self._prepared(config, sliding_window)
-        dtypes = served.decode_dtypes(torch.get_default_dtype(), kv_cache_dtype, self._row())
-        if (arch := ready.arch()) is not None and dtypes is not None:
-            decode_kernels(arch, *dtypes, lse=self.need_to_return_lse_for_decode, gathers=self.gathers)
+        kinds = served.decode_kinds(torch.get_default_dtype(), kv_cache_dtype, self._row())
+        if (arch := ready.arch()) is not None and kinds is not None:
+            decode_kernels(arch, kinds, lse=self.need_to_return_lse_for_decode, gathers=self.gathers)
         if not _RESERVES_WHEN_PROFILED:
             self.reserve_workspace()
 

@@ -7,17 +7,14 @@ from typing import Any
 
 import torch
 
-from tsmla.identity.arch import Arch
-from tsmla.identity.row_format import ROWS, RowFormat
-from tsmla.identity.support import DECODE_OUT_DTYPES, why_unsupported
-from tsmla.identity.variant import DecodeVariant, Dtype
+from tsmla.identity.dtype import Dtype
+from tsmla.identity.row_format import ROWS
+from tsmla.integrations.shared.decodes import DTYPES, Kinds, kinds_of, no_kernel, why_no_model, why_not_from_8_bits
 from tsmla.integrations.shared.gpus import arch_of, why_no_gpu
 from tsmla.integrations.shared.heads import name_of
 from tsmla.integrations.shared.rows import SHAPES, listed, plain_row, shapes_in_words
 from tsmla.operators.checks import TORCH_DTYPES
 
-DTYPES = [torch.float16, torch.bfloat16]
-"""Dtypes of models."""
 FP8_CACHES = ("fp8", "fp8_e4m3")
 OWN_CACHES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 ROWS_CACHES = ("fp8_ds_mla",)
@@ -47,8 +44,8 @@ def why_not_decoded(
             yield reason
         if head_size not in SHAPES:
             yield f"tsmla decodes cache rows of {shapes_in_words()}, not of {head_size}"
-        if dtype not in DTYPES:
-            yield f"tsmla serves models in {' and '.join(map(name_of, DTYPES))}, not in {name_of(dtype)}"
+        if reason := why_no_model(dtype):
+            yield reason
         arch = arch_of(capability)
         if cache in ROWS_CACHES and arch is not None and cache not in arch.facts.decode_rows:
             others = listed(name for name in CACHES if name not in ROWS_CACHES)
@@ -58,14 +55,14 @@ def why_not_decoded(
             )
         elif cache is not None and cache not in CACHES:
             yield f"tsmla reads caches of {listed(CACHES)}, not of {cache}"
-        elif cache in (*FP8_CACHES, *ROWS_CACHES) and dtype is not torch.bfloat16:
-            model = name_of(dtype)
-            yield f"tsmla decodes an {cache} cache into bfloat16 (--dtype bfloat16), and the model is in {model}"
+        elif cache in (*FP8_CACHES, *ROWS_CACHES) and (reason := why_not_from_8_bits(dtype, cache)):
+            yield reason
         elif OWN_CACHES.get(cache or "", dtype) is not dtype:
             model = name_of(dtype)
             yield f"tsmla decodes with queries of the cache's dtype: {cache} does not go with a model in {model}"
         elif arch is not None and head_size in SHAPES and dtype in DTYPES:
-            yield from _no_kernel(arch, head_size, dtype, cache or "auto", sparse)
+            kinds = decode_kinds(dtype, cache or "auto", head_size)
+            yield from no_kernel(arch, kinds, sparse, cache or "auto", head_size)
         if block_size is not None and block_size % PAGES[0]:
             yield f"tsmla reads pages of {listed(PAGES)} keys, of which {block_size} is no multiple"
         if wanted := [feature for feature, wants in unserved.items() if wants]:
@@ -75,24 +72,12 @@ def why_not_decoded(
     return "; ".join(reasons()) or None
 
 
-def _no_kernel(arch: Arch, head_size: int, dtype: torch.dtype, cache: str, sparse: bool) -> Iterator[str]:
-    """Yield why the kernel that a layer needs does not exist."""
-    if (dtypes := decode_dtypes(dtype, cache, head_size)) is None:
-        yield f"tsmla has no {cache} cache with rows of {head_size} elements"
-        return
-    query, out, row = dtypes
-    if reason := why_unsupported(DecodeVariant(arch, query, out, True, row, gathers=sparse)):
-        yield f"tsmla's {reason}"
-
-
-def decode_dtypes(dtype: torch.dtype, cache: str, head_size: int) -> tuple[Dtype, Dtype, RowFormat] | None:
-    """Return the dtypes of a decode's query and output, and the cache's rows; None where there are no such rows.
+def decode_kinds(dtype: torch.dtype, cache: str, head_size: int) -> Kinds | None:
+    """Return what a decode reads and writes; None where the cache has no such rows.
 
     dtype: the model's. cache: its name in vLLM. head_size: elements of a row.
     """
     query = Dtype.E4M3 if cache in FP8_CACHES else TORCH_DTYPES[dtype]
     if cache in ROWS_CACHES:
-        row = ROWS[cache] if ROWS[cache].columns == head_size else None
-    else:
-        row = plain_row(query, head_size)
-    return None if row is None else (query, DECODE_OUT_DTYPES[query], row)
+        return kinds_of(query, ROWS[cache] if ROWS[cache].columns == head_size else None)
+    return kinds_of(query, plain_row(query, head_size))

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.attention.sparse_mla_attention import SparseMLAC
 from vllm.v1.attention.backends.mla import sparse_utils
 
 from tsmla.identity.dtype import Dtype
+from tsmla.integrations.shared.decodes import kinds_of
 from tsmla.integrations.shared.ready import decode_kernels
 from tsmla.integrations.shared.rows import plain_row
 from tsmla.operators.decode import tsmla_decode
@@ -46,9 +47,9 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
         self.masked_mha_available = masked.offer(config, self.num_heads, dims)
         self._reads_prompts = self._may_read_prompts(config)
         if self._reads_prompts and (arch := ready.arch()) is not None:
-            row = plain_row(Dtype.BF16, self.kv_lora_rank + self.qk_rope_head_dim)
-            assert row is not None
-            decode_kernels(arch, Dtype.BF16, Dtype.BF16, row, lse=True, gathers=True)
+            kinds = kinds_of(Dtype.BF16, plain_row(Dtype.BF16, self.kv_lora_rank + self.qk_rope_head_dim))
+            assert kinds is not None
+            decode_kernels(arch, kinds, lse=True, gathers=True)
         return 1
 
     def _may_read_prompts(self, config: Any) -> bool:
