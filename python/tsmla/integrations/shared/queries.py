@@ -8,6 +8,11 @@ Query = torch.Tensor | tuple[torch.Tensor, ...]
 """[tokens, heads, 576], or its parts of 512 and 64."""
 
 
+def latent_of(query: Query) -> torch.Tensor:
+    """Return the part of a query that is 512 wide, or the whole where it is in one: [tokens, heads, ..]."""
+    return query[0] if isinstance(query, tuple) else query
+
+
 def in_requests(query: Query, q_len: int) -> Query:
     """View [tokens, heads, ..], or its parts, as [requests, q_len, heads, ..]."""
     if isinstance(query, tuple):

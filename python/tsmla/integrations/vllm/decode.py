@@ -9,7 +9,7 @@ import torch
 from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl, MLACommonMetadataBuilder
 
 from tsmla.identity.support import DECODE_OUT_DTYPES, LATENT_DIM
-from tsmla.integrations.shared.queries import in_requests
+from tsmla.integrations.shared.queries import in_requests, latent_of
 from tsmla.operators.checks import TORCH_DTYPE_OF, TORCH_DTYPES
 from tsmla.operators.decode import tsmla_decode
 
@@ -52,7 +52,7 @@ class TsmlaImpl(TsmlaLayer, MLACommonImpl[TsmlaMetadata]):
         decode = attn_metadata.decode
         q = self._query(q, layer)
         query: Any = q if decode.starts is not None else in_requests(q, decode.q_len)
-        first = q[0] if isinstance(q, tuple) else q
+        first = latent_of(q)
         if decode.workspace is None:
             decode.workspace = self._workspace(first.shape[1], kv_c_and_k_pe_cache.device)
         out, lse = without_keys(first, self.need_to_return_lse_for_decode) if decode.leaves_out else (None, None)

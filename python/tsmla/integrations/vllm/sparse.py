@@ -16,6 +16,7 @@ from vllm.v1.attention.backends.mla import sparse_utils
 
 from tsmla.identity.dtype import Dtype
 from tsmla.integrations.shared.decodes import kinds_of
+from tsmla.integrations.shared.queries import latent_of
 from tsmla.integrations.shared.ready import decode_kernels
 from tsmla.integrations.shared.rows import plain_row
 from tsmla.operators.decode import tsmla_decode
@@ -99,7 +100,7 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
         q: [tokens, heads, 576], or its parts of 512 and 64 (512 and 0 without rope); joined, it is e4m3 for an FP8
         cache whose rows have no scales.
         """
-        tokens = (q[0] if isinstance(q, tuple) else q).shape[0]
+        tokens = latent_of(q).shape[0]
         if self._reads_prompts and tokens > attn_metadata.num_decode_tokens and attn_metadata.prompts is not None:
             return self._with_prompts(q, kv_c_and_k_pe_cache, attn_metadata, attn_metadata.prompts, layer), None
         if _VLLM_CONVERTS:
@@ -116,7 +117,7 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
         layer: Any,
     ) -> torch.Tensor:
         """Decode tokens of decodes from the cache, and those of prompts, behind them, from their keys in bf16."""
-        latent = q[0] if isinstance(q, tuple) else q
+        latent = latent_of(q)
         tokens, heads, _ = latent.shape
         out = latent.new_empty((tokens, heads, self.kv_lora_rank))
         first, table = attn_metadata.num_decode_tokens, attn_metadata.block_table
@@ -175,7 +176,7 @@ class TsmlaSparseImpl(TsmlaLayer, SparseMLACommonImpl[TsmlaSparseMetadata]):
         """Decode each token's list of slots, page x page_size + row of `kv_cache`, as far as its count says; into `out`
         if it is given."""
         query = self._query(q, layer)
-        heads = (query[0] if isinstance(query, tuple) else query).shape[1]
+        heads = latent_of(query).shape[1]
         softmax_scale, output_scale = self._factors(layer)
         result = tsmla_decode(
             query,
