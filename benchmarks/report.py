@@ -117,7 +117,7 @@ from before are left out, until they are measured again.
 
 Calls with `batch_invariant=True`, graphs captured for the longest context, and calls with packs:
 [log](../../kernels/log/hopper-decode.md#query-tokens-that-vary-and-requests-that-are-left-whole). Engines, in words:
-[vllm.md](../start/vllm.md#measured).
+[vLLM](vllm.md).
 """
 
 
