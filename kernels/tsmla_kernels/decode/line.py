@@ -52,8 +52,8 @@ class Work(NamedTuple):
     """The cut line and this worker's place on it: positions `begin .. end - 1`, column `column` of group `index`; and
     the `view` by which it was cut.
 
-    own_group: workers of a group where requests differ in row tiles, and so in rounds: as many as the fewest row tiles
-    keep busy, and cuts fall where they may; 0 where they do not differ, and `terms` hold for all. unit_length: the
+    own_group: workers of a group where requests differ in row tiles, and so in rounds (`_cut_mixed`), and cuts fall
+    where they may; 0 where they do not differ, and `terms` hold for all. unit_length: the
     length that every unit counts as; 0 where cuts fall where they may."""
 
     view: Visibility
@@ -197,12 +197,7 @@ def cut_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> L
         differ = (cute.arch.warp_redux_sync(most, "max") > 0) & (least < terms.row_tiles)
     groups, chunk, unit_length, own_group = Int32(0), Int32(0), Int32(0), Int32(0)
     if differ:
-        own_group = cutlass.min(cutlass.min(least, MAX_GROUP), terms.workers.value)
-        total = _total_of_mixed(deal, view, terms, own_group)
-        groups = quotient(terms.workers.value, own_group)
-        if not leaves_whole(terms):
-            groups = cutlass.min(groups, quotient(terms.slots, own_group) // 2 + 1)
-        chunk = cutlass.max(quotient_up(total, groups), deal.least)
+        own_group, total, groups, chunk = _cut_mixed(deal, view, terms, least)
     else:
         groups, chunk, unit_length = _cut(deal, terms, total, longest)
         if unit_length > 0:
@@ -274,17 +269,52 @@ def _cut(deal: cutlass.Constexpr[Deal], terms: Terms, total: Int32, longest: Int
 
 
 @cute.jit
-def _total_of_mixed(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, group: Int32) -> Int32:
-    """Positions of all requests where these differ in row tiles."""
-    total, base, tokens = Int32(0), Int32(0), Int32(0)
+def _cut_mixed(
+    deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, least: Int32
+) -> tuple[Int32, Int32, Int32, Int32]:
+    """(own_group, total, groups, chunk) where requests differ in row tiles, of which none has fewer than `least`.
+
+    Groups of as many workers as the fewest row tiles keep busy leave nobody idle, but other requests then take several
+    rounds, each of which reads the keys. Where groups for the most row tiles read all keys once, and chunks grow little
+    by it, they are taken: the fewer row tiles a round has, the more its keys count (kernels/log/hopper-decode.md,
+    "Requests with fewer tokens than others")."""
+    few = cutlass.min(cutlass.min(least, MAX_GROUP), terms.workers.value)
+    total, total_of_many = _totals_of_mixed(deal, view, terms, few)
+    own_group = few
+    groups, chunk = _cut_in_groups(deal, terms, few, total)
+    groups_of_many, longer = _cut_in_groups(deal, terms, terms.group, total_of_many)
+    little = quotient(chunk, 8 * few * few)
+    if (terms.rounds == 1) & (terms.group.value > few) & (longer - chunk <= little):
+        own_group, total, groups, chunk = terms.group.value, total_of_many, groups_of_many, longer
+    return own_group, total, groups, chunk
+
+
+@cute.jit
+def _cut_in_groups(
+    deal: cutlass.Constexpr[Deal], terms: Terms, group: Int32 | Divisor, total: Int32
+) -> tuple[Int32, Int32]:
+    """(groups, chunk) where cuts fall where they may."""
+    groups = quotient(terms.workers.value, group)
+    if not leaves_whole(terms):
+        groups = cutlass.min(groups, quotient(terms.slots, group) // 2 + 1)
+    return groups, cutlass.max(quotient_up(total, groups), deal.least)
+
+
+@cute.jit
+def _totals_of_mixed(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, few: Int32) -> tuple[Int32, Int32]:
+    """Positions of all requests where these differ in row tiles, if groups have `few` workers, and if they are as for
+    the most row tiles."""
+    of_few, of_many, base, tokens = Int32(0), Int32(0), Int32(0), Int32(0)
     while base < terms.batch:
         request = base + LANE_REQUESTS * cute.arch.lane_idx()
         *spans, tokens = tokens_of_two(view, request, tokens)
         for i in cutlass.range_constexpr(LANE_REQUESTS):
             length = length_of_units(deal, view, terms.batch, request + i, spans[i].length)
-            total += length * quotient_up(row_tiles_of(deal, terms, spans[i].length), group)
+            row_tiles = row_tiles_of(deal, terms, spans[i].length)
+            of_few += length * quotient_up(row_tiles, few)
+            of_many += length * quotient_up(row_tiles, terms.group)
         base += WARP_REQUESTS
-    return cute.arch.warp_redux_sync(total, "add")
+    return cute.arch.warp_redux_sync(of_few, "add"), cute.arch.warp_redux_sync(of_many, "add")
 
 
 @cute.jit
