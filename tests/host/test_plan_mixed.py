@@ -72,6 +72,44 @@ def test_no_worker_has_more_than_a_chunk(case, deal: Deal, workers: int) -> None
 
 
 @settings(max_examples=200, deadline=None)
+@given(case=requests(), deal=st.sampled_from([FINE, COARSE, *IN_STEP, *DEALS.values()]), workers=st.integers(8, 80))
+def test_keys_are_read_once_where_that_costs_little(case, deal: Deal, workers: int) -> None:
+    """Groups are of as many workers as the fewest row tiles keep busy, or, by the rule, as the most do."""
+    heads, q_lens, seq_lens = case
+    line = deal_out(deal, seq_lens, q_lens, heads, workers, 1000).line
+    if not line.own_group:
+        return
+    row_tiles = [-(-q * heads // deal.row_tile) for q in q_lens]
+    most = row_tiling(max(q_lens) * heads, deal.row_tile)
+
+    def chunk(group: int) -> int:
+        each = (-(-n // deal.tile_kv) + deal.overhead for n in seq_lens)
+        total = sum(length * -(-tiles // group) for length, tiles in zip(each, row_tiles, strict=True))
+        return max(-(-total // min(workers // group, 1000 // group // 2 + 1)), deal.least)
+
+    few = min(*(tiles for tiles in row_tiles if tiles), MAX_GROUP, workers)
+    once = most.rounds == 1 and most.group > few and chunk(most.group) - chunk(few) <= chunk(few) // (8 * few * few)
+    assert (line.own_group, line.chunk) == ((most.group, chunk(most.group)) if once else (few, chunk(few)))
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "heads", "group"),
+    [
+        ([8] * 40 + [2], 16, 2),
+        ([8] * 34 + [2] * 6, 16, 2),
+        ([8] * 30 + [2] * 10, 16, 1),
+        ([2] * 64 + [1], 128, 4),
+        ([2] * 56 + [1] * 8, 128, 2),
+        ([100] + [2] * 40, 128, 4),
+    ],
+)
+def test_groups_of_steps_that_engines_make(q_lens: list[int], heads: int, group: int) -> None:
+    plan = plan_decode(Arch.SM90A, 132, len(q_lens), max(q_lens), heads, 4105, True)
+    dealt = check(DEALS[Arch.SM90A], [4105] * len(q_lens), q_lens, heads, plan.workers, plan.slots)
+    assert dealt.line.own_group == group
+
+
+@settings(max_examples=200, deadline=None)
 @given(case=requests(), sms=st.sampled_from([6, 132, 148]), arch=st.sampled_from([*Arch]))
 def test_plans_of_batch_invariant_calls(case, sms: int, arch: Arch) -> None:
     """One deal for any number of rows, no slots, and no more workspace than other calls need."""
