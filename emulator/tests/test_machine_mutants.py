@@ -154,6 +154,18 @@ def test_bits_of_a_place_in_shared_memory_are_known():
         assert same(5, code[5].replace("0x3fc0", other), *code, STORE) == alike
 
 
+def test_what_a_guard_decided_is_known_under_it():
+    made, mask = "@P0 MOV R5, 0x10", "LOP3.LUT R10, R5, {}, RZ, 0xc0, !PT"
+
+    def alike(guard: str, other: str, between: str = "NOP") -> bool:
+        own, instead = (guard + mask.format(number) for number in ("0x3fc0", other))
+        return same(2, instead, made, between, own, STORE)
+
+    assert alike("@P0 ", "0x3fc4") and not alike("@P0 ", "0x3fd0")
+    assert not alike("", "0x3fc4") and not alike("@!P0 ", "0x3fc4"), "elsewhere, it may be any number"
+    assert not alike("@P0 ", "0x3fc4", "ISETP.EQ.U32.AND P0, PT, R6, R7, PT"), "the guard is another one"
+
+
 def test_nothing_is_known_of_what_is_shifted_by_a_register():
     lines = "UMOV UR6, 0x40", "USHF.R.U32.HI UR6, URZ, UR8, UR6", "ULOP3.LUT UR7, UR6, 0x3fc0, URZ, 0xc0, !UPT"
     assert not same(2, lines[2].replace("0x3fc0", "0x3fc4"), *lines, "IMAD.U32 R10, RZ, RZ, UR7", STORE)
@@ -231,6 +243,19 @@ def test_numbers_of_a_record_may_be_any(tmp_path: Path):
     assert {name for name in before if before[name] != drawn[name]} == {"k_nope+v"}
     exponents = np.frombuffer(drawn["k_nope+v"], np.uint16) >> 7 & 255
     assert exponents.min() == 0 and exponents.max() > 200
+
+
+def test_a_call_of_attention_has_other_lengths_and_numbers(tmp_path: Path):
+    check.check(check.find("tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse"), record_to=tmp_path, compiled=BUILT)
+    record = Record(sorted(tmp_path.glob("*.npz"))[0])
+    one, again, other = (record.with_other_lengths(frozenset({"q"}), 16, 7, seed) for seed in (1, 1, 2))
+    before, drawn = (numbers_of(x) for x in (record, one))
+    assert drawn == numbers_of(again) != numbers_of(other)
+    assert {name for name in before if before[name] != drawn[name]} == {"q", "cum_seq_lens_q", "cum_seq_lens_kv"}
+    ends = [np.frombuffer(x["cum_seq_lens_kv"], np.int32).tolist() for x in (before, drawn)]
+    assert sorted(ends[0]) == sorted(ends[1]) and sum(one != other for one, other in zip(*ends, strict=True)) == 2
+    exponents = np.frombuffer(drawn["q"], np.uint16) >> 7 & 255
+    assert 127 + 8 < exponents.max() < 255, "larger ones than before, and none that is no number"
 
 
 def numbers_of(record: Record) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from ..run.sass.code import predicate_slot, register_slot, text_of
 from ..run.sass.model import (
@@ -83,12 +83,13 @@ class Values:
         (used,) = uses_of(self._architecture, [instead])
         if not _is_computed(own) and self._done(own, self.uses[at], before) != self._done(instead, used, before):
             return False
+        seen = self._under(own, self.uses[at].read | used.read, before) if own.guard == instead.guard else before
         changed = self.uses[at].written | used.written
         if own.opcode == instead.opcode == "PRMT" and len(changed) == 1:
             (slot,) = changed
             wanted = self._demanded.behind(at, slot)
             return self._permuted(own, before, wanted) == self._permuted(instead, before, wanted)
-        if self._masked_alike(own, instead, before) or self._alike_where_read(at, instead, before):
+        if self._masked_alike(own, instead, seen) or self._alike_where_read(at, instead, seen):
             return True
         left, other = self._behind(at, own, self.uses[at], before), self._behind(at, instead, used, before)
         return self._agree(at, left, other)
@@ -269,6 +270,7 @@ class Values:
         if not used.written:
             return before
         found = dict(before)
+        seen = self._under(instruction, used.read, before)
         done = self._done(instruction, used, before) if _is_computed(instruction) else ("at", at)
         for place, slot in enumerate(sorted(used.written)):
             value = self._number((*done, place))
@@ -277,8 +279,8 @@ class Values:
             if computed and (positive or self._is_of_launch(self._done(instruction, used, before))):
                 self._of_launch.add(value)
             if len(used.written) == 1:
-                value = self._kept(instruction, before, value)
-            elif place and self._is_short(instruction, before):
+                value = self._kept(instruction, seen, value)
+            elif place and self._is_short(instruction, seen):
                 value = self._zero
             if instruction.guard != ALWAYS_DONE:
                 old = before.get(slot, self._first(slot))
@@ -336,13 +338,31 @@ class Values:
                 return all(self._is_of_launch(one) for one in part)
         return True
 
-    def _guard(self, instruction: Instruction, before: State) -> Hashable:
+    def _under(self, instruction: Instruction, slots: Iterable[int], before: State) -> State:
+        """Return the state as an instruction finds it where it is done: what its guard decided before is decided."""
+        if instruction.guard == ALWAYS_DONE:
+            return before
+        predicate, negated = self._guard(instruction, before)
+        found = {}
+        for slot in slots:
+            value = before.get(slot, self._first(slot))
+            while True:
+                match self._keys[value]:
+                    case ("if", (decided, against), int(then), int(otherwise)) if decided == predicate:
+                        found[slot] = value = then if against == negated else otherwise
+                    case _:
+                        break
+        return before | found if found else before
+
+    def _guard(self, instruction: Instruction, before: State) -> tuple[int, bool]:
         slot = predicate_slot(instruction.guard)
         return before.get(slot, self._first(slot)), instruction.guard.negated
 
     def _done(self, instruction: Instruction, used: Uses, before: State) -> tuple[Hashable, ...]:
         """What an instruction does, with values in the place of the registers that it reads, and without those that it
         writes."""
+        given = before
+        before = self._under(instruction, used.read, before)
         results = sum(_is_result(operand, used) for operand in instruction.operands[:1])
         sources = instruction.operands[results:]
         scalars = {register_slot(x) for x in sources if isinstance(x, Register) and x.number != ZERO}
@@ -350,7 +370,7 @@ class Values:
             used = Uses(used.read & PREDICATES, used.written)  # each operand is one register
         operands = tuple(self._valued(operand, used, before) for operand in sources)
         if instruction.guard != ALWAYS_DONE and not _is_computed(instruction):
-            return "done", instruction.name, operands, self._guard(instruction, before)
+            return "done", instruction.name, operands, self._guard(instruction, given)
         return "done", instruction.name, operands
 
     def _valued(self, operand: Hashable, used: Uses, before: State) -> Hashable:

@@ -33,6 +33,10 @@ from .machine import Launch, Module, Options, Region, Report
 _ARRAY = "memory/"
 _ALIKE = 1152
 """Neighbouring numbers of like sizes."""
+_ENDS = frozenset({"cum_seq_lens_q", "cum_seq_lens_kv"})
+"""Tensors that say where sequences end."""
+_CHANGED = 1 / 4
+"""The part of numbers and of lengths that are others."""
 _APART = 2 * GUARD + 2 * PAGE
 """Bytes between regions with guard zones of their own, at least: the zones, and what is left of pages."""
 
@@ -134,6 +138,39 @@ class Record:
                 exponents = (largest.repeat(_ALIKE)[:count] - random.integers(0, 12, count)).clip(0)
                 numbers = exponents << 7 | random.integers(0, 128, count) | random.integers(0, 2, count) << 15
                 other._contents[name] = numbers.astype(np.uint16).tobytes()[: len(content)]
+        return other
+
+    def with_other_lengths(self, numbers: frozenset[str], bits: int, mantissa: int, seed: int) -> Record:
+        """Return the record of a call of attention with other numbers of keys, with two cumulative lengths exchanged,
+        and with some numbers of other sizes, as are all that were NaN: each power of two more is half as frequent.
+
+        numbers: names of the tensors that hold them, of so many bits, and so many of these for the mantissa.
+        """
+        random = np.random.default_rng(seed)
+        other = copy.copy(self)
+        other._contents = dict(self._contents)
+        for name, content in self._contents.items():
+            named = frozenset(name.partition("[")[0].split("+"))
+            if not named.isdisjoint(numbers):
+                words = np.frombuffer(content, f"uint{bits}")
+                top = (1 << bits - 1 - mantissa) - 1
+                sizes = words.astype(np.int64) >> mantissa & top
+                odd = sizes == top
+                more = random.geometric(0.5, len(words)) - random.integers(1, 6, len(words))
+                sizes = (np.where(odd, top // 2, sizes) + more).clip(0, top - 1)
+                others = sizes << mantissa | words & (1 << mantissa) - 1 | random.integers(0, 2, len(words)) << bits - 1
+                changed = odd | (random.random(len(words)) < _CHANGED)
+                other._contents[name] = np.where(changed, others, words).astype(words.dtype).tobytes()
+            elif "seq_lens" in named:
+                lengths = np.frombuffer(content, np.int32)
+                changed = random.random(len(lengths)) < _CHANGED
+                others = random.integers(0, max(lengths) + 1, len(lengths))
+                other._contents[name] = np.where(changed, others, lengths).astype(np.int32).tobytes()
+            elif not named.isdisjoint(_ENDS):
+                ends = np.frombuffer(content, np.int32).copy()
+                one, two = random.choice(len(ends), 2, replace=False)
+                ends[[one, two]] = ends[[two, one]]
+                other._contents[name] = ends.tobytes()
         return other
 
     def _blocks(self) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tsmla.identity.variant import DecodeVariant, PrefillVariant, Variant
+from tsmla.identity.variant import DecodeVariant, Dtype, PrefillVariant, Variant
 
 from ...run.host.compile import Compiled, compile_for_emulation
 from ...run.host.memory import GuardError, addresses_from
@@ -53,8 +53,12 @@ _NUMBERS = {
     "quantize_q": frozenset({"query", "q_pe"}),
 }
 """Tensors that may hold any numbers, of operators that treat each by itself or round rows by a scale."""
-_DRAWS = 24
-"""Times that they are drawn for each call. Runs of these calls have the first schedule only."""
+_DRAWS, _DRAWS_OF_ATTENTION = 24, 2
+"""Times that they are drawn for each call, and times that lengths and numbers of a call of attention are. Runs of
+these calls have the first schedule only."""
+_OF_ATTENTION = frozenset({"query", "kv_cache", "q", "q_pe", "k", "k_pe", "v"})
+"""Tensors of attention that hold numbers, where rows have nothing else."""
+_MANTISSA = {Dtype.BF16: 7, Dtype.FP16: 10, Dtype.E4M3: 3, Dtype.E5M2: 2}
 _LIMIT = 4
 _SPARE = 100_000
 """A mutant may run so many times as many instructions as the unchanged kernel, and some more, before it is endless."""
@@ -169,7 +173,7 @@ class Subject:
                 raise RuntimeError(f"{self.symbol} itself fails: its calls cannot be recorded")
             paths = sorted(Path(scratch).glob("*/*.npz"))
             records = [Record(path) for path in paths]
-            drawn = []
+            drawn: list[Record] = []
             if numbers := _NUMBERS.get(variant.family):
                 several = enumerate(itertools.product(records, range(_DRAWS)))
                 drawn = [record.with_any_numbers(numbers, seed) for seed, (record, _) in several]
@@ -180,7 +184,10 @@ class Subject:
         self._names = _names_in_the_mutation_table(variant, records[: sum(path.parent.name == "0" for path in paths)])
         self._ptx = files.ptx
         self._calls = sorted((self._unchanged(record) for record in records), key=lambda call: call.limit)
+        if of_attention := isinstance(variant, PrefillVariant | DecodeVariant):
+            drawn = [_drawn(variant, call.record, seed) for seed, call in enumerate(self._calls * _DRAWS_OF_ATTENTION)]
         self._drawn = [self._unchanged(record) for record in drawn]
+        self._to_reach = self._calls if of_attention else [*self._calls, *self._drawn]
         threads = max(launch.block[0] * launch.block[1] * launch.block[2] for x in records for launch in x.launches)
         self._schedules = [options for _, options in schedules(-(-threads // 32))]
         for options, call in itertools.product(self._schedules[:_FIRST], self._calls):
@@ -188,21 +195,15 @@ class Subject:
                 raise RuntimeError(f"{self.symbol} itself fails: {problem}")
 
     def reaches(self, mutant: Mutant) -> bool:
-        """Whether a mutant can be judged: a call reaches it, or none need."""
-        return mutant.kind in SCHEDULED or bool(self._reaching(mutant))
-
-    def _reaching(self, mutant: Mutant) -> list[_Call]:
-        def positions(call: _Call) -> frozenset[int]:
-            return (call.reached if mutant.what == GUARD else call.executed)[mutant.kernel]
-
-        return [call for call in (*self._calls, *self._drawn) if mutant.at in positions(call)]
+        """Whether a mutant can be judged: a call of `check` reaches it, or none need."""
+        return mutant.kind in SCHEDULED or bool(_reaching(mutant, self._to_reach))
 
     def judged(self, mutant: Mutant) -> Result:
         """Return what becomes of a mutant that can be judged."""
         kernel = self.kernels[mutant.kernel]
         if mutant.kind in SCHEDULED:
             return _scheduled(kernel, mutant, self._known)
-        calls = self._reaching(mutant)
+        calls = _reaching(mutant, [*self._calls, *self._drawn])
         if kernel.values.same(mutant.at, mutant.instead):
             return Result(mutant, "same")
         module = self._changed(kernel, mutant)
@@ -262,6 +263,22 @@ class Subject:
             if not np.array_equal(results[name], expected):
                 return "values", f"other bytes in {name}"
         return None
+
+
+def _reaching(mutant: Mutant, calls: Sequence[_Call]) -> list[_Call]:
+    """Return the calls that reach a mutant's instruction."""
+
+    def positions(call: _Call) -> frozenset[int]:
+        return (call.reached if mutant.what == GUARD else call.executed)[mutant.kernel]
+
+    return [call for call in calls if mutant.at in positions(call)]
+
+
+def _drawn(variant: PrefillVariant | DecodeVariant, record: Record, seed: int) -> Record:
+    """Return a recorded call of attention with other lengths, and with other numbers where rows have nothing else."""
+    mixed = isinstance(variant, DecodeVariant) and (variant.row.scales is not None or variant.row.apart)
+    dtype = variant.dtype
+    return record.with_other_lengths(frozenset() if mixed else _OF_ATTENTION, dtype.bits, _MANTISSA[dtype], seed)
 
 
 def _names_in_the_mutation_table(variant: Variant, records: Sequence[Record]) -> dict[str, set[str]]:
