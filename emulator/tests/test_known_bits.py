@@ -9,6 +9,7 @@ from tsmla_emulator.prove.known_bits import ALL, Known
 
 OPERATIONS = {
     "+": lambda a, b: a + b,
+    "*": lambda a, b: a * b,
     "&": lambda a, b: a & b,
     "|": lambda a, b: a | b,
     "<<": lambda a, _: a << 5,

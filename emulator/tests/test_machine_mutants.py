@@ -166,6 +166,13 @@ def test_what_a_guard_decided_is_known_under_it():
     assert not alike("@P0 ", "0x3fc4", "ISETP.EQ.U32.AND P0, PT, R6, R7, PT"), "the guard is another one"
 
 
+def test_last_bits_of_a_sum_that_nobody_reads_may_be_any():
+    lines = "IMAD R5, R6, {}, RZ", "IADD3 R7, R5, 0x1200, RZ", "LOP3.LUT R10, R7, {}, RZ, 0xc0, !PT", STORE
+    for factor, mask, alike in (("0xa00", "0x1e00", 1), ("0x280", "0x1e00", 0), ("0xa00", "0x1f00", 0)):
+        code = lines[0].format(factor), lines[1], lines[2].format(mask), STORE
+        assert same(1, "IADD3 R7, R5, 0x1300, RZ", *code) == bool(alike)
+
+
 def test_nothing_is_known_of_what_is_shifted_by_a_register():
     lines = "UMOV UR6, 0x40", "USHF.R.U32.HI UR6, URZ, UR8, UR6", "ULOP3.LUT UR7, UR6, 0x3fc0, URZ, 0xc0, !UPT"
     assert not same(2, lines[2].replace("0x3fc0", "0x3fc4"), *lines, "IMAD.U32 R10, RZ, RZ, UR7", STORE)

@@ -30,6 +30,19 @@ class Known(NamedTuple):
         known = (self.zeros | self.ones) & (other.zeros | other.ones) & (no_carry | least ^ self.ones ^ other.ones)
         return Known(~most & known & ALL, least & known & ALL)
 
+    def __mul__(self, other: object) -> Known:
+        """A product ends with as many zeros as both numbers together."""
+        assert isinstance(other, Known)
+        if self.is_whole and other.is_whole:
+            return Known.number(self.ones * other.ones)
+        return NOTHING << min(self.last_zeros + other.last_zeros, 32)
+
+    @property
+    def last_zeros(self) -> int:
+        """How many of the last bits are known to be 0."""
+        others = ~self.zeros & ALL
+        return (others & -others).bit_length() - 1 if others else 32
+
     def __lshift__(self, count: int) -> Known:
         return Known((self.zeros << count | (1 << count) - 1) & ALL, self.ones << count & ALL)
 

@@ -91,6 +91,8 @@ class Values:
             return self._permuted(own, before, wanted) == self._permuted(instead, before, wanted)
         if self._masked_alike(own, instead, seen) or self._alike_where_read(at, instead, seen):
             return True
+        if self._summed_alike(at, instead, seen):
+            return True
         left, other = self._behind(at, own, self.uses[at], before), self._behind(at, instead, used, before)
         return self._agree(at, left, other)
 
@@ -110,6 +112,24 @@ class Values:
                         return not (mask ^ wrong) & ALL & ~(known.zeros if table == _AND else known.ones)
         return False
 
+    def _summed_alike(self, at: int, instead: Instruction, before: State) -> bool:
+        """Whether both add numbers that differ in their last bits only, which nobody reads, to what ends with zeros."""
+        own = self.instructions[at]
+        if (own.name, own.guard) != (instead.name, instead.guard) or own.name.removeprefix("U") not in (
+            "IADD3",
+            "VIADD",
+        ):
+            return False
+        pairs = [*zip(own.operands, instead.operands, strict=True)]
+        match [pair for pair in pairs if pair[0] != pair[1]]:
+            case [(Integer(number), Integer(wrong))]:
+                last = (number ^ wrong).bit_length()
+                others = [x for x in own.operands[1:] if isinstance(x, Register) and x.number != ZERO]
+                read = [self._demanded.behind(at, slot) for slot in self.uses[at].written - PREDICATES]
+                ends = all(self._known(self._of(x, before)).last_zeros >= last for x in others)
+                return ends and not any(mask & (1 << last) - 1 for mask in read)
+        return False
+
     def _known(self, value: int) -> Known:
         """Return what is known of a value's bits."""
         match self._keys[value]:
@@ -123,6 +143,8 @@ class Values:
                         return moved
                     case "VIADD" | "IADD3", [first, *others]:
                         return sum(others, first)
+                    case "IMAD", [one, other, added]:
+                        return one * other + added
                     case "LEA", [shifted, added, by] if by.is_whole:
                         return (shifted << by.ones) + added
                     case "SHF.R.U32.HI", [low, by, shifted] if low == Known.number(0) and by.is_whole:

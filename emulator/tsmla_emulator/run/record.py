@@ -36,7 +36,7 @@ _ALIKE = 1152
 _ENDS = frozenset({"cum_seq_lens_q", "cum_seq_lens_kv"})
 """Tensors that say where sequences end."""
 _CHANGED = 1 / 4
-"""The part of numbers and of lengths that are others."""
+"""The part of numbers that are others."""
 _APART = 2 * GUARD + 2 * PAGE
 """Bytes between regions with guard zones of their own, at least: the zones, and what is left of pages."""
 
@@ -163,7 +163,7 @@ class Record:
                 other._contents[name] = np.where(changed, others, words).astype(words.dtype).tobytes()
             elif "seq_lens" in named:
                 lengths = np.frombuffer(content, np.int32)
-                changed = random.random(len(lengths)) < _CHANGED
+                changed = random.random(len(lengths)) < 1 / 2
                 others = random.integers(0, max(lengths) + 1, len(lengths))
                 other._contents[name] = np.where(changed, others, lengths).astype(np.int32).tobytes()
             elif not named.isdisjoint(_ENDS):

@@ -67,9 +67,11 @@ _FIRST = 3
 the others."""
 _ADDRESSES = 0x1000_E000_0000
 """Where recorded memory begins: upper bits of its addresses' lower words are set."""
-_FEW, _LONG = 4, 2_000_000
+_FEW, _LONG, _OF_LONG = 4, 2_000_000, 2
 """Schedules that tell what a changed value does; all are for who waits for whom. Calls with a higher limit run under
-the first alone, but for the shortest and where a wait is taken away that is not said to be redundant."""
+the first two alone, but for the shortest and where a wait is taken away that is not said to be redundant."""
+_MANY_ROWS = ((4200, 1), (40, 70))
+"""Query and KV lengths of a prefill with many query tiles, which has the first schedule only."""
 _WAITS_WITH = {"BRA", "SYNCS"}
 """Opcodes whose predicates may say whether a warp waits."""
 
@@ -171,9 +173,9 @@ class Subject:
             recording.join()
             if recording.exitcode:
                 raise RuntimeError(f"{self.symbol} itself fails: its calls cannot be recorded")
-            paths = sorted(Path(scratch).glob("*/*.npz"))
+            paths = sorted(Path(scratch).glob("[01]/*.npz"))
             records = [Record(path) for path in paths]
-            drawn: list[Record] = []
+            drawn = more = [Record(path) for path in sorted(Path(scratch).glob("2/*.npz"))]
             if numbers := _NUMBERS.get(variant.family):
                 several = enumerate(itertools.product(records, range(_DRAWS)))
                 drawn = [record.with_any_numbers(numbers, seed) for seed, (record, _) in several]
@@ -186,6 +188,7 @@ class Subject:
         self._calls = sorted((self._unchanged(record) for record in records), key=lambda call: call.limit)
         if of_attention := isinstance(variant, PrefillVariant | DecodeVariant):
             drawn = [_drawn(variant, call.record, seed) for seed, call in enumerate(self._calls * _DRAWS_OF_ATTENTION)]
+            drawn += more
         self._drawn = [self._unchanged(record) for record in drawn]
         self._to_reach = self._calls if of_attention else [*self._calls, *self._drawn]
         threads = max(launch.block[0] * launch.block[1] * launch.block[2] for x in records for launch in x.launches)
@@ -212,7 +215,7 @@ class Subject:
         reason = self._reason(mutant) if waits else None
         for number, (options, call) in enumerate(itertools.product(every, calls)):
             short = call.limit <= _LONG or call is calls[0] or mutant.kind == BARRIER and reason is None
-            if number >= len(calls) and (call in self._drawn or not short):
+            if number >= len(calls) * (1 if call in self._drawn else len(every) if short else _OF_LONG):
                 continue
             if problem := self._problem(module, call, options):
                 return Result(mutant, *problem)
@@ -293,10 +296,11 @@ def _names_in_the_mutation_table(variant: Variant, records: Sequence[Record]) ->
 
 def _recorded(variant: Variant, files: Compiled, directory: Path) -> None:
     """Record the calls of `check`. Those of attention have few keys; a second time, its loops go round. Of others, a
-    second time rows lie far apart."""
+    second time rows lie far apart. A third time, a prefill has so many query tiles that quotients of their numbers are
+    large."""
     ways: list[dict[str, Any]] = [{"all_ways": True, "at_bounds": True}]
     if isinstance(variant, PrefillVariant):
-        ways.append({"lengths": LENGTHS})
+        ways += [{"lengths": LENGTHS}, {"lengths": _MANY_ROWS}]
     elif isinstance(variant, DecodeVariant):
         ways.append({"decode_lengths": DECODE_LENGTHS})
     else:
