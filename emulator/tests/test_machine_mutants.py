@@ -15,7 +15,7 @@ from tsmla_emulator.prove.demanded import permuted
 from tsmla_emulator.prove.flow import passed
 from tsmla_emulator.prove.machine_mutants.__main__ import tried
 from tsmla_emulator.prove.machine_mutants.sites import Mutant, mutants
-from tsmla_emulator.prove.machine_mutants.subject import REDUNDANT, SURVIVES, Subject
+from tsmla_emulator.prove.machine_mutants.subject import REDUNDANT, SURVIVES, Subject, of_wait
 from tsmla_emulator.prove.machine_mutants.table import Findings, Reasons, kept, render
 from tsmla_emulator.prove.machine_mutants.waits import Waits
 from tsmla_emulator.prove.mutation import reasons as mutation
@@ -296,6 +296,13 @@ def test_a_wait_of_the_ptx_is_found_by_the_loop_that_is_made_of_it():
         reasons = mutation.Reasons({"k": ((mutation.Mutants.of_name(name), "It waits twice."),)})
         assert waits.reason(0, ["k"], reasons) == reason
         assert waits.reason(0, ["k", "another"], reasons) is None
+
+
+def test_what_says_for_which_phase_a_wait_asks_is_of_it():
+    wait = "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0"
+    code = assembled(["MOV R0, RZ", "MOV R1, RZ", "UMOV UR4, 0x400", wait, "@!P0 " + wait, "EXIT"])
+    found = of_wait(code, uses_of("sm_90a", code))
+    assert found == [True, False, True, False, False, False], "the second test has the first one's predicate only"
 
 
 def test_reasons_are_for_survivors():

@@ -26,7 +26,7 @@ from ...run.sass.model import BYTES, Instruction
 from ...run.sass.program import MachineProgram, lowered, machine_code_module
 from ...run.sass.uses import Uses, uses_of
 from .. import check, hazards, latencies
-from ..flow import passed
+from ..flow import PREDICATES, passed
 from ..multiplied import multiplied
 from ..mutation.mutate import schedules
 from ..mutation.reasons import Reasons
@@ -70,6 +70,8 @@ _ADDRESSES = 0x1000_E000_0000
 _FEW, _LONG, _OF_LONG = 4, 2_000_000, 2
 """Schedules that tell what a changed value does; all are for who waits for whom. Calls with a higher limit run under
 the first two alone, but for the shortest and where a wait is taken away that is not said to be redundant."""
+_JUST_BEHIND = 3
+"""Instructions."""
 _MANY_ROWS = ((4200, 1), (40, 70))
 """Query and KV lengths of a prefill with many query tiles, which has the first schedule only."""
 _WAITS_WITH = {"BRA", "SYNCS"}
@@ -125,6 +127,10 @@ class Kernel:
     @functools.cached_property
     def values(self) -> Values:
         return Values(self.architecture, self.code, self.uses)
+
+    @functools.cached_property
+    def of_wait(self) -> list[bool]:
+        return of_wait(self.code, self.uses)
 
     @functools.cached_property
     def _unwritten(self) -> set[tuple[int, int]]:
@@ -210,11 +216,12 @@ class Subject:
         if kernel.values.same(mutant.at, mutant.instead):
             return Result(mutant, "same")
         module = self._changed(kernel, mutant)
-        waits = mutant.kind == BARRIER or mutant.kind == PREDICATE and mutant.before.opcode in _WAITS_WITH
+        asks = kernel.of_wait[mutant.at]
+        waits = asks or mutant.kind == BARRIER or mutant.kind == PREDICATE and mutant.before.opcode in _WAITS_WITH
         every = self._schedules if waits else self._schedules[:_FEW]
         reason = self._reason(mutant) if waits else None
         for number, (options, call) in enumerate(itertools.product(every, calls)):
-            short = call.limit <= _LONG or call is calls[0] or mutant.kind == BARRIER and reason is None
+            short = call.limit <= _LONG or call is calls[0] or asks or mutant.kind == BARRIER and reason is None
             if number >= len(calls) * (1 if call in self._drawn else len(every) if short else _OF_LONG):
                 continue
             if problem := self._problem(module, call, options):
@@ -266,6 +273,14 @@ class Subject:
             if not np.array_equal(results[name], expected):
                 return "values", f"other bytes in {name}"
         return None
+
+
+def of_wait(code: Sequence[Instruction], uses: Sequence[Uses]) -> list[bool]:
+    """Return of each instruction whether it says for which phase, or of which barrier, a test just behind it asks."""
+    tests = [at for at, one in enumerate(code) if one.modifiers[:1] == ("PHASECHK",)]
+    asked = ((at, before) for at in tests for before in range(max(at - _JUST_BEHIND, 0), at))
+    found = {before for at, before in asked if (uses[before].written - PREDICATES) & uses[at].read}
+    return [at in found for at in range(len(code))]
 
 
 def _reaching(mutant: Mutant, calls: Sequence[_Call]) -> list[_Call]:
