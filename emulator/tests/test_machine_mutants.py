@@ -173,6 +173,32 @@ def test_last_bits_of_a_sum_that_nobody_reads_may_be_any():
         assert same(1, "IADD3 R7, R5, 0x1300, RZ", *code) == bool(alike)
 
 
+def test_a_table_has_eight_bits():
+    line = "LOP3.LUT R10, R12, R26, RZ, {}, !PT"
+    for other, alike in (("0x4000fc", True), ("0xfd", False)):
+        assert same(0, line.format(other), line.format("0xfc"), STORE) == alike
+
+
+def test_what_lanes_are_known_to_have_a_uniform_register_has():
+    lines = ("SHF.L.U32 R7, R6, 0x4, RZ", "R2UR UR7, R7", "ULOP3.LUT UR8, UR7, 0x3fc0, URZ, 0xc0, !UPT")
+    for other, alike in (("0x3fc8", True), ("0x3fd0", False)):
+        code = (*lines, "IMAD.U32 R10, RZ, RZ, UR8", STORE)
+        assert same(2, lines[2].replace("0x3fc0", other), *code) == alike
+
+
+def test_a_wait_reads_its_phase_from_one_bit():
+    lines = ("LOP3.LUT R3, R3, {}, RZ, 0xc0, !PT", "IMAD.U32 R0, R3, -0x80000000, RZ")
+    wait = "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0"
+    for mask, factor, behind, alike in (
+        ("0x1", "-0x7fffff00", wait, True),
+        ("0x1", "-0x7fffff00", "STG.E desc[UR4][R2.64], R0", False),
+        ("0x1", "0x40000000", wait, False),
+        ("0x3", "-0x7fffff00", wait, False),
+    ):
+        code = (lines[0].format(mask), lines[1], behind, "@P0 EXIT")
+        assert same(1, lines[1].replace("-0x80000000", factor), *code) == alike, (mask, factor, behind)
+
+
 def test_nothing_is_known_of_what_is_shifted_by_a_register():
     lines = "UMOV UR6, 0x40", "USHF.R.U32.HI UR6, URZ, UR8, UR6", "ULOP3.LUT UR7, UR6, 0x3fc0, URZ, 0xc0, !UPT"
     assert not same(2, lines[2].replace("0x3fc0", "0x3fc4"), *lines, "IMAD.U32 R10, RZ, RZ, UR7", STORE)

@@ -93,6 +93,8 @@ def _of_operands(instruction: Instruction, used: Uses, behind: dict[int, int]) -
             for operand in operands[1:]:
                 suffixes = operand.suffixes if isinstance(operand, Register) else ()
                 yield operand, _HALVES.get(suffixes[-1], ALL) if suffixes else ALL
+        case "SYNCS", (*_, phase) if instruction.modifiers[0] == "PHASECHK":
+            yield phase, 1 << 31
         case "MOV" | "UMOV", (_, a):
             yield a, wanted
         case "IMAD", (_, Register(number=255), Register(number=255), a) if "MOV" in instruction.modifiers:

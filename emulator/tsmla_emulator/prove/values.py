@@ -67,6 +67,7 @@ class Values:
         self._numbers: dict[Hashable, int] = {}
         self._keys: list[Hashable] = []
         self._of_launch: set[int] = set()
+        self._of_lanes: dict[int, int] = {}  # what R2UR took -> the value that lanes have
         self._zero = self._number("zero")
         self._meet: set[tuple[int, int]] = set()
         self._after = successors(instructions)
@@ -77,8 +78,8 @@ class Values:
         """Whether another instruction does the same as the one at a position: the same to memory and to where the code
         goes on, and the same values in all registers that are read behind it."""
         before = self._before.get(at)
-        own = self.instructions[at]
-        if before is None or own.opcode == instead.opcode in _SLEEPS:
+        own, instead = self.instructions[at], _as_encoded(instead)
+        if before is None or own == instead or own.opcode == instead.opcode in _SLEEPS:
             return True
         (used,) = uses_of(self._architecture, [instead])
         if not _is_computed(own) and self._done(own, self.uses[at], before) != self._done(instead, used, before):
@@ -91,7 +92,7 @@ class Values:
             return self._permuted(own, before, wanted) == self._permuted(instead, before, wanted)
         if self._masked_alike(own, instead, seen) or self._alike_where_read(at, instead, seen):
             return True
-        if self._summed_alike(at, instead, seen):
+        if self._summed_alike(at, instead, seen) or self._multiplied_alike(at, instead, seen):
             return True
         left, other = self._behind(at, own, self.uses[at], before), self._behind(at, instead, used, before)
         return self._agree(at, left, other)
@@ -123,15 +124,32 @@ class Values:
         pairs = [*zip(own.operands, instead.operands, strict=True)]
         match [pair for pair in pairs if pair[0] != pair[1]]:
             case [(Integer(number), Integer(wrong))]:
-                last = (number ^ wrong).bit_length()
+                last = ((number ^ wrong) & ALL).bit_length()
                 others = [x for x in own.operands[1:] if isinstance(x, Register) and x.number != ZERO]
                 read = [self._demanded.behind(at, slot) for slot in self.uses[at].written - PREDICATES]
                 ends = all(self._known(self._of(x, before)).last_zeros >= last for x in others)
                 return ends and not any(mask & (1 << last) - 1 for mask in read)
         return False
 
+    def _multiplied_alike(self, at: int, instead: Instruction, before: State) -> bool:
+        """Whether both multiply 0 or 1, by numbers that differ in bits only that nobody reads."""
+        own = self.instructions[at]
+        match own.operands, instead.operands:
+            case (result, Register() as one, Integer(number), Register(number=zero)), (
+                other,
+                also,
+                Integer(wrong),
+                _,
+            ) if own.opcode == "IMAD" and (own.name, own.guard) == (instead.name, instead.guard) and zero == ZERO:
+                bit = self._known(self._of(one, before)).zeros | 1 == ALL
+                read = [self._demanded.behind(at, slot) for slot in self.uses[at].written]
+                return (result, one) == (other, also) and bit and not any((number ^ wrong) & mask for mask in read)
+        return False
+
     def _known(self, value: int) -> Known:
         """Return what is known of a value's bits."""
+        if value in self._of_lanes:
+            return self._known(self._of_lanes[value])
         match self._keys[value]:
             case "zero":
                 return Known.number(0)
@@ -297,6 +315,8 @@ class Values:
         for place, slot in enumerate(sorted(used.written)):
             value = self._number((*done, place))
             computed = _is_computed(instruction) or instruction.opcode in _AMONG_LANES
+            if instruction.opcode == "R2UR" and isinstance(operand := instruction.operands[-1], Register):
+                self._of_lanes[value] = self._of(operand, seen)
             positive = any("RELU" in one for one in instruction.modifiers)
             if computed and (positive or self._is_of_launch(self._done(instruction, used, before))):
                 self._of_launch.add(value)
@@ -430,6 +450,14 @@ _FAR = 100
 """Instructions that two states are followed for at most."""
 _LONGEST = 256
 """Registers that an operand has at most: the sums of a product of matrices."""
+
+
+def _as_encoded(instruction: Instruction) -> Instruction:
+    """Return an instruction as its code would be read again: a table of LOP3 has 8 bits."""
+    match instruction.opcode, instruction.operands:
+        case "LOP3" | "ULOP3", (*first, Integer(table), last):
+            return dataclasses.replace(instruction, operands=(*first, Integer(table & 0xFF), last))
+    return instruction
 
 
 def _is_computed(instruction: Instruction) -> bool:
