@@ -43,7 +43,9 @@ byte. "Reached by no call" are mutants of instructions that no lane executes: of
 tried, and guards that hold in no lane.
 
 Calls are those of `check`; of kernels that are not attention, rows lie more than 2**32 elements apart in some of them,
-and in others, numbers are random bits.
+and in others, numbers are random bits. Each call of attention is made twice more, with other lengths, cumulative
+lengths that go down and other numbers, and a prefill once with many query tiles; these show mutants, but are not asked
+which instructions they reach.
 
 What the figures do not say: *awaited* and *time* are the other side of the check that finds hazards, so that each wait
 and each stall count is in one of the two. That a check is right about waits rests on the code that ptxas writes, in
