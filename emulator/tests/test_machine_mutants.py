@@ -173,6 +173,43 @@ def test_last_bits_of_a_sum_that_nobody_reads_may_be_any():
         assert same(1, "IADD3 R7, R5, 0x1300, RZ", *code) == bool(alike)
 
 
+def test_a_vote_whether_a_lane_was_elected_or_was_not():
+    vote = "VOTEU.ANY UP1, {}P0"
+    for first, alike in (("ELECT P0, URZ, PT", True), ("ISETP.EQ.U32.AND P0, PT, R6, R7, PT", False)):
+        lines = first, vote.format(""), "@UP1 UMOV UR4, URZ", "IMAD.U32 R10, RZ, RZ, UR4", STORE
+        assert same(1, vote.format("!"), *lines) == alike
+
+
+def test_what_all_lanes_have_may_come_from_any():
+    take = "@{}P0 R2UR UR7, R7"
+    for made, elected, alike in (
+        ("IMAD.U32 R7, RZ, RZ, UR5", "ELECT P0, URZ, PT", True),
+        ("S2R R7, SR_TID.X", "ELECT P0, URZ, PT", False),
+        ("LDG.E R7, desc[UR4][R2.64]", "ELECT P0, URZ, PT", False),
+        ("IMAD.U32 R7, RZ, RZ, UR5", "ISETP.EQ.U32.AND P0, PT, R6, R8, PT", False),
+    ):
+        lines = made, elected, take.format(""), "IMAD.U32 R10, RZ, RZ, UR7", STORE
+        assert same(2, take.format("!"), *lines) == alike, (made, elected)
+    only_there = (
+        "ELECT P0, URZ, PT",
+        "@P0 IMAD.U32 R7, RZ, RZ, UR5",
+        take.format(""),
+        "IMAD.U32 R10, RZ, RZ, UR7",
+        STORE,
+    )
+    assert not same(2, take.format("!"), *only_there)
+
+
+def test_bits_of_a_sum_above_those_that_are_read_may_be_any():
+    count, loop = "IADD3 R5, R5, {}, RZ", ("LOP3.LUT R10, R5, {}, RZ, 0xc0, !PT", STORE, "@P0 BRA 0x10")
+    for mask, other, alike in (("0x1", "0x41", True), ("0x40", "0x41", False), ("0x7f", "0x41", False)):
+        lines = "NOP", count.format("0x1"), loop[0].format(mask), *loop[1:]
+        assert same(1, count.format(other), *lines) == alike, (mask, other)
+    carries = "IADD3 R5, P1, R5, {}, RZ"
+    lines = "NOP", carries.format("0x1"), loop[0].format("0x1"), "@P1 FADD R10, R10, R10", *loop[1:]
+    assert not same(1, carries.format("0x41"), *lines), "a carry depends on all bits"
+
+
 def test_a_table_has_eight_bits():
     line = "LOP3.LUT R10, R12, R26, RZ, {}, !PT"
     for other, alike in (("0x4000fc", True), ("0xfd", False)):

@@ -77,8 +77,8 @@ def _of_operands(instruction: Instruction, used: Uses, behind: dict[int, int]) -
     match instruction.opcode, operands:
         case "PRMT" | "UPRMT", (_, a, Integer() as selector, b) if not instruction.modifiers:
             yield from zip((a, b), permuted(selector.value, wanted), strict=True)
-        case "IMAD", (_, a, Integer() as factor, Register(number=255)) if _is_shift(instruction, factor.value):
-            yield a, wanted >> factor.value.bit_length() - 1
+        case "IMAD", (_, a, Integer() as factor, Register(number=255)) if _is_shift(instruction, factor.value & ALL):
+            yield a, wanted >> (factor.value & ALL).bit_length() - 1
         case "SHF" | "USHF", (_, a, Integer() as count, Register(number=255)) if instruction.modifiers == ("L", "U32"):
             yield a, wanted >> min(count.value, 32)
         case "SHF" | "USHF", (_, Register(number=low), Integer() as count, a) if (
@@ -95,6 +95,9 @@ def _of_operands(instruction: Instruction, used: Uses, behind: dict[int, int]) -
                 yield operand, _HALVES.get(suffixes[-1], ALL) if suffixes else ALL
         case "SYNCS", (*_, phase) if instruction.modifiers[0] == "PHASECHK":
             yield phase, 1 << 31
+        case "IADD3" | "UIADD3" | "VIADD", _ if "X" not in instruction.modifiers:
+            for operand in operands[1:]:  # a sum's bits depend on none above them
+                yield operand, (1 << wanted.bit_length()) - 1
         case "MOV" | "UMOV", (_, a):
             yield a, wanted
         case "IMAD", (_, Register(number=255), Register(number=255), a) if "MOV" in instruction.modifiers:

@@ -6,6 +6,8 @@ different ones need not differ.
 
 What a launch alone decides, such as the number of a row, is taken to be below 2**31, as is what a maximum with 0 made
 and what is computed of such: its sign, which addresses of 64 bits and rounded quotients are made with, is 0.
+
+Where ELECT takes a lane, there is another one beside it.
 """
 
 from __future__ import annotations
@@ -82,6 +84,8 @@ class Values:
         if before is None or own == instead or own.opcode == instead.opcode in _SLEEPS:
             return True
         (used,) = uses_of(self._architecture, [instead])
+        if self._whoever(own, instead, before):
+            return True
         if not _is_computed(own) and self._done(own, self.uses[at], before) != self._done(instead, used, before):
             return False
         seen = self._under(own, self.uses[at].read | used.read, before) if own.guard == instead.guard else before
@@ -96,6 +100,50 @@ class Values:
             return True
         left, other = self._behind(at, own, self.uses[at], before), self._behind(at, instead, used, before)
         return self._agree(at, left, other)
+
+    def _whoever(self, own: Instruction, instead: Instruction, before: State) -> bool:
+        """Whether it does not matter that one asks the lane that was elected, and the other those that were not:
+        whether there is such a lane, or what is in a register that is the same in all."""
+        match own.operands, instead.operands:
+            case (*results, Predicate() as one), (*others, Predicate() as other) if own.modifiers == ("ANY",):
+                alike = results == others and own.guard == instead.guard and own.opcode in ("VOTE", "VOTEU")
+                return alike and one != other and one == _not(other) and self._is_elected(one, before)
+            case (_, Register() as one), (_, Register() as other) if own.opcode == "R2UR" and one == other:
+                asked = own.guard != instead.guard and own.guard == _not(instead.guard) and own.name == instead.name
+                if asked and own.operands == instead.operands and self._is_elected(own.guard, before):
+                    slots = (register_slot(one),)
+                    values = {self._of(one, self._under(x, slots, before)) for x in (own, instead)}
+                    return len(values) == 1 and self._is_uniform(values.pop())
+        return False
+
+    def _is_elected(self, predicate: Predicate, before: State) -> bool:
+        """Whether a predicate says that a lane is the elected one, or is not. Warps are taken to have others."""
+        slot = predicate_slot(predicate)
+        match self._keys[before.get(slot, self._first(slot))]:
+            case ("at", int(at), _):
+                return self.instructions[at].opcode == "ELECT"
+        return False
+
+    def _is_uniform(self, value: int) -> bool:
+        """Whether a value is the same in all lanes: made of uniform registers, constants and the launch's numbers."""
+        match self._keys[value]:
+            case "zero":
+                return True
+            case ("done", str(), tuple(operands), _):
+                return all(self._is_uniform_operand(operand) for operand in operands)
+        return False
+
+    def _is_uniform_operand(self, operand: Hashable) -> bool:
+        match operand:
+            case Integer() | Constant(index=None, bank=int()) | Predicate(number=7):
+                return True
+            case Special(name=name):
+                return name.startswith("SR_CTAID") or name == "SR_CgaCtaId"
+            case Register(number=number):
+                return number == ZERO
+            case (Register(), bool(uniform), tuple(values)):
+                return uniform or all(self._is_uniform(value) for value in values)
+        return False
 
     def _masked_alike(self, own: Instruction, instead: Instruction, before: State) -> bool:
         """Whether both take, or set, some bits of one value, and differ in bits only that are 0, or 1, anyway."""
@@ -114,7 +162,8 @@ class Values:
         return False
 
     def _summed_alike(self, at: int, instead: Instruction, before: State) -> bool:
-        """Whether both add numbers that differ in their last bits only, which nobody reads, to what ends with zeros."""
+        """Whether both add numbers that differ only in bits above all that are read; or only in their last ones, which
+        nobody reads, to what ends with zeros."""
         own = self.instructions[at]
         if (own.name, own.guard) != (instead.name, instead.guard) or own.name.removeprefix("U") not in (
             "IADD3",
@@ -127,6 +176,9 @@ class Values:
                 last = ((number ^ wrong) & ALL).bit_length()
                 others = [x for x in own.operands[1:] if isinstance(x, Register) and x.number != ZERO]
                 read = [self._demanded.behind(at, slot) for slot in self.uses[at].written - PREDICATES]
+                differ = (number ^ wrong) & ALL
+                if not any(self._demanded.behind(at, slot) >= differ & -differ for slot in self.uses[at].written):
+                    return True
                 ends = all(self._known(self._of(x, before)).last_zeros >= last for x in others)
                 return ends and not any(mask & (1 << last) - 1 for mask in read)
         return False
@@ -450,6 +502,10 @@ _FAR = 100
 """Instructions that two states are followed for at most."""
 _LONGEST = 256
 """Registers that an operand has at most: the sums of a product of matrices."""
+
+
+def _not(predicate: Predicate) -> Predicate:
+    return dataclasses.replace(predicate, negated=not predicate.negated)
 
 
 def _as_encoded(instruction: Instruction) -> Instruction:

@@ -43,7 +43,7 @@ REDUNDANT = {
     "awaited": "registers that the scoreboard guards are awaited again, on every way, before anything uses them",
     "time": "after one clock, too, no result is used sooner than ptxas is known to use such a result",
     "same": "every register that is read later gets the same value, and memory the same access, where what a launch "
-    "alone decides is not negative",
+    "alone decides is not negative, and an elected lane is not its warp's only one",
 }
 """Rules by which a mutant is redundant; a program has checked them for each that is called so."""
 _NUMBERS = {
