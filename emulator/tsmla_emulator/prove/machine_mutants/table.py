@@ -59,6 +59,9 @@ What is open, and why:
 - Registers and predicates that hold the right value by chance in all calls, such as a parity, or an address that an
   instruction before left there.
 - Waits that always find what they wait for, whoever is late: others have waited before.
+- Upper bits of addresses: of tensor memory, where a warp here reaches its own lanes whatever they say, and of barriers
+  at which products arrive.
+- Places of keys where ranks divide a context, which no call of `check` does.
 
 `python -m tsmla_emulator.prove.machine_mutants` writes this page; do not edit."""
 
