@@ -230,19 +230,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
+    name = "decode" if options.shapes == "serving" else f"{options.shapes}-decode"
     with Monitor() as monitor:
-        ceilings = protocol.ceilings(monitor)
+        shared = {"certificate": runner.certificate(options.commit), "ceilings": protocol.ceilings(monitor)}
         for shape in SETS[options.shapes][:: 3 if options.quick else 1]:
             for dtype in options.dtypes:
                 results += _measured(Case.make(*shape, DTYPES[dtype]), dtype, options, monitor)
                 torch.cuda.empty_cache()
-    name = "decode" if options.shapes == "serving" else f"{options.shapes}-decode"
-    shared = {"certificate": runner.certificate(options.commit), "ceilings": ceilings}
-    paths = []
-    for dtype in options.dtypes:  # a record each: kernels of one change while those of another stay
-        own = [result for result in results if result["dtype"] == dtype]
-        paths.append(runner.write_record(options.results, f"{name}-{dtype}", {**shared, "results": own}))
-    print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in ceilings.items())}")
+            paths = []
+            for dtype in options.dtypes:  # a record each: kernels of one change while those of another stay
+                own = [result for result in results if result["dtype"] == dtype]
+                paths.append(runner.write_record(options.results, f"{name}-{dtype}", {**shared, "results": own}))
+    print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in shared['ceilings'].items())}")
     names = list(dict.fromkeys(name for result in results for name in result["timings"]))
     header = ("requests", "q_len", "keys", "heads", "lengths", "dtype", "regime")
     times = (f"{name} {unit}" for name in names for unit in ("us", "GB/s", "TF/s"))

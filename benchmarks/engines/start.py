@@ -42,6 +42,12 @@ def run(options: argparse.Namespace) -> None:
     results: dict[str, dict[str, list[dict[str, float]]]] = {
         str(backend): {state: [] for state in STATES} for backend in options.backends
     }
+    record = {
+        "certificate": runner.certificate(options.commit),
+        "options": model.forwarded(options),
+        "prompt": options.prompt,
+        "results": results,
+    }
     for _ in range(options.rounds):
         for backend in random.sample(options.backends, len(options.backends)):
             with tempfile.TemporaryDirectory() as folder:
@@ -49,19 +55,14 @@ def run(options: argparse.Namespace) -> None:
                     start = _started(cached_in(backend, Path(folder)), options)
                     print(backend, state, *(f"{stage} {seconds:.1f} s" for stage, seconds in start.items()), flush=True)
                     results[str(backend)][state].append(start)
-    record = {
-        "certificate": runner.certificate(options.commit),
-        "options": model.forwarded(options),
-        "prompt": options.prompt,
-        "results": results,
-    }
+                    path = runner.write_record(options.results, f"vllm-start-{model.label(options)}", record)
     rows = [
         (name, state, len(starts), *(statistics.median(start[stage] for start in starts) for stage in STAGES))
         for name, states in results.items()
         for state, starts in states.items()
     ]
     print(runner.table(("backend", "caches", "starts", *(f"{stage} s" for stage in STAGES)), rows))
-    print(runner.write_record(options.results, f"vllm-start-{model.label(options)}", record))
+    print(path)
 
 
 def cached_in(backend: model.Backend, folder: Path) -> model.Backend:

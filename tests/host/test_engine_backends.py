@@ -312,6 +312,19 @@ def test_each_start_is_cold_and_then_warm(monkeypatch, tmp_path):
         assert all(once["second"] == 0.5 and once["vllm"] == 3.0 for state in start.STATES for once in states[state])
 
 
+def test_starts_that_were_cut_are_recorded(monkeypatch, tmp_path):
+    """A later engine that does not start costs no earlier figures."""
+    answers = iter([dict.fromkeys(start.STAGES, 1.0)])
+    monkeypatch.setattr(start, "_started", lambda backend, options: next(answers))
+    monkeypatch.setattr(start.runner, "certificate", lambda commit: {"device": "GPU", "date": "2026-11-28T00:00:00"})
+    parser = argparse.ArgumentParser()
+    start.add_arguments(parser)
+    with pytest.raises(StopIteration):
+        start.run(parser.parse_args(["TSMLA", "--results", str(tmp_path)]))
+    (path,) = tmp_path.iterdir()
+    assert [len(starts) for starts in json.loads(path.read_text())["results"]["TSMLA"].values()] == [1, 0]
+
+
 class _Runner(sglang._Process):
     """A backend whose tokens part from the others' after three, and which is asked in turns."""
 
