@@ -31,8 +31,8 @@ PEERS = {
     "fa3_mla": ("FlashAttention-3", _WHEEL),
     "fa3": ("FlashAttention-3 with cumulative lengths", _WHEEL),
     "flash_mla": ("FlashMLA", _WHEEL),
-    "flashinfer_fa3": ("FlashInfer's kernels for Hopper", "flashinfer-python 0.7.2"),
-    "flashinfer_fa2": ("its kernels for GPUs since Ampere", "flashinfer-python 0.7.2"),
+    "flashinfer_fa3": ("FlashInfer's kernels for Hopper", "flashinfer-python (0.7.2, 0.7.4)"),
+    "flashinfer_fa2": ("its kernels for GPUs since Ampere", "flashinfer-python (0.7.2, 0.7.4)"),
     "flash_mla_fp8": ("FlashMLA for FP8", _WHEEL),
 }
 """Name given to --against -> the implementation, and what it was a part of. Plans that engines make once for all layers
@@ -293,13 +293,19 @@ def _compared(results: Sequence[dict[str, Any]]) -> str:
     timings = [result["timings"] for result in results if len(result["timings"]) > 1]
     names = sorted({name for timing in timings for name in timing} - {"tsmla"})
     faster, ties = _standing(results)
-    whose = {PEERS[name][1] for name in names} - {""}
-    *others, last = (PEERS[name][0] for name in names)
-    who = (f"{', '.join(others)} and " if others else "") + last + "".join(f", all of {x}," for x in whose)
+    of: dict[str, list[str]] = {}
+    for name in names:
+        of.setdefault(PEERS[name][1], []).append(PEERS[name][0])
+    who = ", and ".join(_named(own) + (f" of {whose}" if whose else "") for whose, own in of.items())
     return (
         f"beside {who} in the same process it is faster than the best in "
         f"{faster} of {len(timings)} measurements, ties in {ties} and is slower in {len(timings) - faster - ties}"
     )
+
+
+def _named(names: Sequence[str]) -> str:
+    *others, last = names
+    return (f"{', '.join(others)} and " if others else "") + last
 
 
 def _span(values: Iterable[float]) -> str:
