@@ -201,6 +201,6 @@ def test_the_command_says_what_to_write(monkeypatch, capsys):
     monkeypatch.setenv("SGLANG_PLUGINS", "other")
     assert command.main() == 0
     text = capsys.readouterr().out
-    assert "--attention-backend tsmla --page-size 64" in text and "in the model runner of 0.5.17 only" in text
+    assert "--attention-backend tsmla --page-size 64" in text and "with 0.5.17 only" in text
     monkeypatch.setattr(contract, "broken", lambda: ["x has no y"])
     assert command.main() == 1 and "does not fit: x has no y" in capsys.readouterr().out

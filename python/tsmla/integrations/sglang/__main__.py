@@ -19,7 +19,9 @@ def main() -> int:
         return status
     print(f"flags: --attention-backend {NAME} --page-size {PAGE} --cuda-graph-backend-prefill disabled")
     print("  --kv-cache-dtype fp8_e4m3 for a cache in e4m3; docs/start/sglang.md says what is supported")
-    print("On a GPU, the plug-in has run in the model runner of 0.5.17 only, in bf16; docs/start/sglang.md says more.")
+    print(
+        "On a GPU, the plug-in has run with 0.5.17 only, without drafts and on one GPU; docs/start/sglang.md says more."
+    )
     return 0
 
 
