@@ -166,6 +166,9 @@ FOUND: dict[str, Case] = {
         DecodeCase(dtype="e4m3", rows="snapmla", heads=2, scaling=Scaling(query_scales="one for all heads")),
         "query[0]", "value", 1,
     ),
+    "decode: a cache of three that are none, of rows without rope": Refusal(
+        DecodeCase(rope=0, seq_lens=(5, 20, 1), q_len=2, heads=2, page=16, width=4), "kv_cache", "value", 6
+    ),
 }  # fmt: skip
 
 

@@ -230,6 +230,8 @@ def tsmla_decode(
     if type(kv_cache) is tuple:
         kv_cache, rope_cache, scale_cache = examine.pieces(_OPERATOR, "kv_cache", kv_cache, 2, 3)
         if scale_cache is not None:
+            if type(qk_rope_head_dim) is int and qk_rope_head_dim == 0:
+                decode_rows.refuse_without_rope()
             query, q_pe, query_scales = decode_rows.quantised(query, q_pe, query_scales, enable_pdl)
             kv_cache = decode_rows.typed(kv_cache)
     elif isinstance(kv_cache, torch.Tensor) and kv_cache.dtype is torch.uint8:

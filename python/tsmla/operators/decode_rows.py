@@ -88,6 +88,14 @@ def page_of_zeros(kv_cache: Any, rope_cache: Any, scale_cache: Any) -> Any:
     return (latent, *rope, *scales) if rope else latent
 
 
+def refuse_without_rope() -> NoReturn:
+    """Raise the error for a cache with scales whose rows are said to have no rope piece."""
+    raise ArgumentError(
+        f"{DECODE.name}: kv_cache is a tuple of 3 and qk_rope_head_dim is 0; a cache of three, (cache, rope_cache, "
+        f"scale_cache), has rows of {ROW}"
+    )
+
+
 def refuse_scales() -> NoReturn:
     """Raise the error for a query with scales and a cache without."""
     raise ArgumentError(
