@@ -208,6 +208,14 @@ def test_bits_of_a_sum_above_those_that_are_read_may_be_any():
     carries = "IADD3 R5, P1, R5, {}, RZ"
     lines = "NOP", carries.format("0x1"), loop[0].format("0x1"), "@P1 FADD R10, R10, R10", *loop[1:]
     assert not same(1, carries.format("0x41"), *lines), "a carry depends on all bits"
+    of_two = (
+        "UIADD3.64 UR8, UR6, 0x1, URZ",
+        "ULOP3.LUT UR9, UR9, 0x1, URZ, 0xc0, !UPT",
+        "IMAD.U32 R10, RZ, RZ, UR9",
+        STORE,
+    )
+    add = "UIADD3 UR6, UR4, {}, URZ"
+    assert not same(0, add.format("0x41"), add.format("0x1"), *of_two), "so does the upper half of 64 bits"
 
 
 def test_a_table_has_eight_bits():
@@ -234,6 +242,13 @@ def test_a_wait_reads_its_phase_from_one_bit():
     ):
         code = (lines[0].format(mask), lines[1], behind, "@P0 EXIT")
         assert same(1, lines[1].replace("-0x80000000", factor), *code) == alike, (mask, factor, behind)
+    wide = (
+        "LOP3.LUT R3, R3, 0x1, RZ, 0xc0, !PT",
+        "IMAD.WIDE R6, R3, 0x1, RZ",
+        "LOP3.LUT R10, R7, 0x1, RZ, 0xc0, !PT",
+        STORE,
+    )
+    assert not same(1, wide[1].replace("0x1", "-0x7fffffff"), *wide), "a sign has an upper half"
 
 
 def test_nothing_is_known_of_what_is_shifted_by_a_register():

@@ -95,7 +95,7 @@ def _of_operands(instruction: Instruction, used: Uses, behind: dict[int, int]) -
                 yield operand, _HALVES.get(suffixes[-1], ALL) if suffixes else ALL
         case "SYNCS", (*_, phase) if instruction.modifiers[0] == "PHASECHK":
             yield phase, 1 << 31
-        case "IADD3" | "UIADD3" | "VIADD", _ if "X" not in instruction.modifiers:
+        case "IADD3" | "UIADD3" | "VIADD", _ if not instruction.modifiers:
             for operand in operands[1:]:  # a sum's bits depend on none above them
                 yield operand, (1 << wanted.bit_length()) - 1
         case "MOV" | "UMOV", (_, a):

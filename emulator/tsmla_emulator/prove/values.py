@@ -186,13 +186,10 @@ class Values:
     def _multiplied_alike(self, at: int, instead: Instruction, before: State) -> bool:
         """Whether both multiply 0 or 1, by numbers that differ in bits only that nobody reads."""
         own = self.instructions[at]
+        if own.name not in ("IMAD", "IMAD.U32") or (own.name, own.guard) != (instead.name, instead.guard):
+            return False
         match own.operands, instead.operands:
-            case (result, Register() as one, Integer(number), Register(number=zero)), (
-                other,
-                also,
-                Integer(wrong),
-                _,
-            ) if own.opcode == "IMAD" and (own.name, own.guard) == (instead.name, instead.guard) and zero == ZERO:
+            case (result, Register() as one, Integer(number), Register(number=255)), (other, also, Integer(wrong), _):
                 bit = self._known(self._of(one, before)).zeros | 1 == ALL
                 read = [self._demanded.behind(at, slot) for slot in self.uses[at].written]
                 return (result, one) == (other, also) and bit and not any((number ^ wrong) & mask for mask in read)
