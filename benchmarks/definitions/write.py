@@ -28,7 +28,7 @@ from tsmla.problems.pages import page_tables
 HEADS = (16, 128)
 PAGE, LATENT, ROW, TOP_K = 64, 512, 576, 2048
 SCALE = 192**-0.5
-_BF16, _E4M3, _F32, _I32 = "bfloat16", "float8_e4m3fn", "float32", "int32"
+_BF16, _E4M3, _F32, _I32, _I8 = "bfloat16", "float8_e4m3fn", "float32", "int32", "int8"
 Drawn = tuple[dict[str, int], dict[str, torch.Tensor]]
 """Sizes of a workload's variable axes, and its tensors whose numbers are not random."""
 
@@ -182,7 +182,7 @@ def _pack(heads: int) -> Definition:
             "k_pe": (("tokens", "one", "d_rope"), _BF16),
             "v": (("tokens", "heads", "d_v"), _BF16),
         },
-        {"k_out": (("tokens", "heads", "d_qk"), _E4M3), "v_out": (("tokens", "heads", "d_v"), _E4M3)},
+        {"k_out": (("tokens", "heads", "d_qk"), _I8), "v_out": (("tokens", "heads", "d_v"), _I8)},
         tuple(functools.partial(_of_tokens, tokens) for tokens in (8192, 32768)),
     )
 
