@@ -9,9 +9,10 @@ import torch
 import tsmla
 from emulated_archs import KERNELS
 from tsmla import tsmla_key_mask
+from tsmla.identity.key_mask import MASK_BITS
 from tsmla.problems.lists import NOWHERE
 from tsmla.problems.prefill import mask_words
-from tsmla_kernels.key_mask.kernel import BITS, READ_AT_ONCE, THREADS, WORDS
+from tsmla_kernels.key_mask.kernel import READ_AT_ONCE, THREADS, WORDS
 
 pytestmark = pytest.mark.archs(*KERNELS)
 POISON = 0x5A5A5A5A
@@ -28,7 +29,7 @@ def bits_of(lists: torch.Tensor, keys: int, lengths: list[int] | None = None) ->
 
 def words_of(seen: torch.Tensor) -> torch.Tensor:
     tokens, keys = seen.shape
-    bits = torch.zeros(tokens, -(-keys // BITS) * BITS, dtype=torch.bool)
+    bits = torch.zeros(tokens, -(-keys // MASK_BITS) * MASK_BITS, dtype=torch.bool)
     bits[:, :keys] = seen
     return mask_words(bits)
 
@@ -38,7 +39,7 @@ def check(lists: torch.Tensor, keys: int, lengths: list[int] | None = None, **op
     tokens, top_k = lists.shape
     given = torch.full((tokens, top_k + 3), 0, dtype=torch.int32)  # key 0, where anybody reads it
     given[:, :top_k] = lists
-    count = -(-keys // BITS)
+    count = -(-keys // MASK_BITS)
     memory = torch.full((tokens, count + 2), POISON, dtype=torch.int32, device="cuda")
     out = tsmla_key_mask(
         given.to("cuda")[:, :top_k], keys, out=memory[:, 1 : 1 + count],
@@ -49,7 +50,7 @@ def check(lists: torch.Tensor, keys: int, lengths: list[int] | None = None, **op
     assert (memory[:, [0, -1]] == POISON).all(), "words beside a token's own"
 
 
-@pytest.mark.parametrize("keys", [1, 31, 32, 33, 64, 1000, THREADS * BITS, THREADS * BITS + 1])
+@pytest.mark.parametrize("keys", [1, 31, 32, 33, 64, 1000, THREADS * MASK_BITS, THREADS * MASK_BITS + 1])
 def test_numbers_of_keys(gpu, keys):
     check(torch.randint(-5, keys + 40, (3, 100)), keys)
 
@@ -61,8 +62,10 @@ def test_lengths_of_lists(gpu, top_k):
 
 def test_rows_of_several_passes(gpu):
     """Keys at both ends of every pass."""
-    keys = 2 * WORDS * BITS + 70
-    edges = torch.tensor([0, WORDS * BITS - 1, WORDS * BITS, 2 * WORDS * BITS - 1, 2 * WORDS * BITS, keys - 1, keys])
+    keys = 2 * WORDS * MASK_BITS + 70
+    edges = torch.tensor(
+        [0, WORDS * MASK_BITS - 1, WORDS * MASK_BITS, 2 * WORDS * MASK_BITS - 1, 2 * WORDS * MASK_BITS, keys - 1, keys]
+    )
     check(torch.stack([edges, torch.randint(keys, (7,))]), keys)
 
 
