@@ -44,6 +44,24 @@ def test_leniently_a_warp_reaches_its_own_lanes_at_any_address():
             emulate(body.format(store, load), out, columns=32)
 
 
+@pytest.mark.parametrize("lenient", [False, True], ids=["strictly", "leniently"])
+def test_tensor_memory_has_128_lanes(lenient):
+    """A warp's own lanes of the next 128, and of those that only the uppermost bit of an address names."""
+    for move in ("ld.sync.aligned.32x32b.x1.b32 %r1, [%r2];", "st.sync.aligned.32x32b.x1.b32 [%r2], %r1;"):
+        for bit, lane in ((23, 128), (31, 32768)):
+            body = f"add.u32 %r2, %r500, {1 << bit}; tcgen05.{move}"
+            refused(f"at lane {lane} of 128", "tmem", simple(body, poison=False, lenient_tensor=lenient))
+
+
+@pytest.mark.parametrize("bit", [24, 29])
+def test_a_multicast_commit_names_a_cta_of_its_cluster(bit):
+    """Also where the CTAs of its mask take the place of the one that it names."""
+    body = f"mov.b32 %r42, smem; add.u32 %r42, %r42, {1 << bit};"
+    commit = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r42], 1;"
+    where = rf"tcgen05.commit at shared address 0x\w+: CTA {1 << bit - 24} of a cluster of 1"
+    refused(where, "memory", simple(body + commit))
+
+
 def test_allocation_budget():
     refused("of 48 columns: 32 to 512, a power of two", "budget", simple("", columns=48))
     refused("tensor memory column 0 still allocated", "tmem", simple("", free=False))

@@ -137,6 +137,7 @@ Window window_of(Context& c, const char* what) {
     if (u32(c.address(lane)) != address) fault("tmem", "%s with different addresses in the lanes of a warp", what);
   u32 shape = c.in.flags & 15, lane = address >> 16, own = 32 * (c.warp.index % 4);
   u32 rows = shape == 0 ? 32 : 16;
+  if (lane >= TensorMemory::lanes) fault("tmem", "%s at lane %u of 128", what, lane);
   if (c.cluster.machine.options.lenient_tensor) lane = own | (lane & 31);
   if (lane < own || lane + rows > own + 32)
     fault("tmem", "%s of lanes %u to %u by warp %u, which may touch lanes %u to %u only", what, lane, lane + rows - 1,

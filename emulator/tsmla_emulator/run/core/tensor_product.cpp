@@ -307,6 +307,7 @@ Step op_tensor_commit(Context& c) {
       u32 mask = c.warp.read(c.in.b)[lane] & 0xffff;
       if (!mask || mask >> c.cluster.ctas.size())
         fault("barrier", "tcgen05.commit to CTA mask 0x%x in a cluster of %zu", mask, c.cluster.ctas.size());
+      c.cluster.cta_at(address, "tcgen05.commit");
       for (u32 rank = 0; rank < c.cluster.ctas.size(); rank++)
         if (mask >> rank & 1) op->barriers.push_back(rank << kRankShift | (address & kOffsetMask));
     } else {
