@@ -251,6 +251,20 @@ def test_a_wait_reads_its_phase_from_one_bit():
     assert not same(1, wide[1].replace("0x1", "-0x7fffffff"), *wide), "a sign has an upper half"
 
 
+def test_factors_that_differ_above_what_is_read_give_the_same():
+    lines = ("IMAD.SHL.U32 R16, R6, 0x8, RZ", "LOP3.LUT R10, R16, {}, RZ, 0xc0, !PT")
+    for mask, factor, alike in (
+        ("0x8", "0x1008", True),
+        ("0xfff", "0x1008", True),
+        ("0x1000", "0x1008", False),
+        ("0x8000", "0x1008", False),
+        ("0x8", "0xc", False),
+    ):
+        code = (lines[0], lines[1].format(mask), STORE)
+        assert same(0, lines[0].replace("0x8", factor), *code) == alike, (mask, factor)
+    assert not same(0, lines[0].replace("0x8", "0x1008"), lines[0], "IMAD.U32 R10, R16, 0x1, RZ", STORE)
+
+
 def test_nothing_is_known_of_what_is_shifted_by_a_register():
     lines = "UMOV UR6, 0x40", "USHF.R.U32.HI UR6, URZ, UR8, UR6", "ULOP3.LUT UR7, UR6, 0x3fc0, URZ, 0xc0, !UPT"
     assert not same(2, lines[2].replace("0x3fc0", "0x3fc4"), *lines, "IMAD.U32 R10, RZ, RZ, UR7", STORE)

@@ -184,15 +184,19 @@ class Values:
         return False
 
     def _multiplied_alike(self, at: int, instead: Instruction, before: State) -> bool:
-        """Whether both multiply 0 or 1, by numbers that differ in bits only that nobody reads."""
+        """Whether both multiply by numbers that differ in bits that nobody reads: 0 or 1; or anything, where nobody
+        reads a bit above these either."""
         own = self.instructions[at]
-        if own.name not in ("IMAD", "IMAD.U32") or (own.name, own.guard) != (instead.name, instead.guard):
+        factors = "IMAD", "IMAD.U32", "IMAD.SHL.U32"
+        if own.name not in factors or (own.name, own.guard) != (instead.name, instead.guard):
             return False
         match own.operands, instead.operands:
             case (result, Register() as one, Integer(number), Register(number=255)), (other, also, Integer(wrong), _):
                 bit = self._known(self._of(one, before)).zeros | 1 == ALL
                 read = [self._demanded.behind(at, slot) for slot in self.uses[at].written]
-                return (result, one) == (other, also) and bit and not any((number ^ wrong) & mask for mask in read)
+                differ = (number ^ wrong) & ALL
+                unread = not any(differ & mask if bit else mask >= differ & -differ for mask in read)
+                return (result, one) == (other, also) and unread
         return False
 
     def _known(self, value: int) -> Known:
