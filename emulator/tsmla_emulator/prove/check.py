@@ -31,11 +31,12 @@ from tsmla.identity.variant import (
 )
 from tsmla.operators.checks import TORCH_DTYPE_OF
 from tsmla.problems import cache as cache_problems
+from tsmla.problems import decode as decode_problems
 from tsmla.problems import kept
 from tsmla.problems import key_mask as key_mask_problems
 from tsmla.problems import pack as pack_problems
 from tsmla.problems import query as query_problems
-from tsmla.problems.cases import MaskCase, PackCase, cases_of
+from tsmla.problems.cases import Case, DecodeCase, MaskCase, PackCase, cases_of
 from tsmla.problems.memory import Memory
 from tsmla.problems.sums import sums_of
 
@@ -47,6 +48,7 @@ from .calls.decode import (
     DECODE_BOUNDS,
     DECODE_BOUNDS_ROWS,
     DECODE_BOUNDS_WINDOWS,
+    DECODE_DIVIDED,
     DECODE_HIDING,
     DECODE_LENGTHS,
     DECODE_SMS,
@@ -122,6 +124,7 @@ def check(
     all_ways: bool = False,
     at_bounds: bool = False,
     spreads: bool = False,
+    divided: bool = False,
 ) -> Verdict:
     """Call the variant's operator on inputs drawn from `seed`, once for each kernel that it chooses from.
 
@@ -136,11 +139,13 @@ def check(
         these ways, with visible lengths and with DECODE_BOUNDS, and with what calls need not have; other operators with
         all cases of `tsmla selftest` that have few rows.
     spreads: see `emulated`; not for attention, whose host code knows how results lie.
+    divided: call a decode over pages as the cases of `tsmla selftest` in which ranks divide the keys, and as
+        DECODE_DIVIDED, not otherwise.
     """
     torch.manual_seed(seed)
     ways: dict[str, Any] = {"processors": emulated_sms(variant), "spreads": spreads}
     with emulated(variant.arch.value, options, record_to=record_to, compiled=compiled, **ways) as gpu:
-        judged = make_calls(variant, lengths, decode_lengths, all_ways, at_bounds, options.hardware_sums)
+        judged = make_calls(variant, lengths, decode_lengths, all_ways, at_bounds, options.hardware_sums, divided)
     measured = "; ".join(measured for measured, _ in judged)
     error = "; ".join(error for _, error in judged if error) or None
     entries = {launch.entry for call in gpu.calls for launch in call.launches}
@@ -151,8 +156,8 @@ def check(
     for call in gpu.calls:
         if call.name != variant.symbol():
             raise RuntimeError(f"the operator ran {call.name} where {variant.symbol()} was to be checked")
-        # Rows of a cache that nobody wrote hold poison, as do 32 keys that a mask shows.
-        may_be_poison = isinstance(variant, WriteCacheVariant | ReadCacheVariant | KeyMaskVariant)
+        # Rows of a cache that nobody wrote hold poison, as do 32 keys that a mask shows, and a pack's spare tokens.
+        may_be_poison = divided or isinstance(variant, WriteCacheVariant | ReadCacheVariant | KeyMaskVariant)
         unwritten = {name: count for name, count in call.unwritten.items() if name not in SCRATCH and not may_be_poison}
         if unwritten and not error:
             error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in unwritten.items())
@@ -171,6 +176,7 @@ def make_calls(
     all_ways: bool = False,
     at_bounds: bool = False,
     hardware_sums: bool = False,
+    divided: bool = False,
 ) -> list[tuple[str, str | None]]:
     """Make the calls of `check` on the device that is there; return for each how far off it was and what was wrong.
 
@@ -195,6 +201,9 @@ def make_calls(
     elif variant.gathers:
         rows_of_each = decode_rows(variant.arch, variant.row, variant.gathers)
         judged = [chosen(variant, rows, decode_lengths, sums) for rows in rows_of_each]
+    elif divided:
+        cases = [x for x in cases_of(variant.family, full=True) if isinstance(x, DecodeCase) and x.ranks > 1]
+        judged = _judged(decode_problems, variant, [*cases, *DECODE_DIVIDED])
     else:
         judged = [
             decode(variant, rows, key_counts or decode_lengths, way, sums)
@@ -248,6 +257,11 @@ def _cases(tests: Any, variant: Variant, at_bounds: bool) -> list[tuple[str, str
     tests: the module of the selftest that runs such variants.
     """
     cases = [case for case in cases_of(variant.family, full=at_bounds) if case.short or _rows(case) <= CASE_ROWS]
+    return _judged(tests, variant, cases)
+
+
+def _judged(tests: Any, variant: Variant, cases: Iterable[Case]) -> list[tuple[str, str | None]]:
+    """Run cases of `tsmla selftest`."""
     try:
         found = [tests.check(variant, case, tests.run(variant, case, Memory(), pdl=True)) for case in cases]
     finally:

@@ -15,6 +15,7 @@ from tsmla.identity.row_format import RowFormat, multiplied_row
 from tsmla.identity.support import LATENT_DIM, ROPE_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla.operators.checks import TORCH_DTYPE_OF
+from tsmla.problems.cases import DecodeCase
 from tsmla.problems.pages import page_tables, put_keys
 from tsmla.problems.prefill import rmse_of_rounding, weight_dtype
 from tsmla.problems.rows import numbers_in, stored_as
@@ -65,6 +66,16 @@ DECODE_HIDING = (70, 0, 170, 330, 130, 200, 4192)
 """Keys of requests of a decode with visible lengths. They end as those of DECODE_BOUNDS, also many tiles behind the
 first of a CTA. The first query token of the longest request sees no key: its visible length ends where its window
 begins."""
+
+_THREE_RANKS = DecodeCase(
+    "three ranks", (1000, 2, 400), q_len=3, page=32, window=300, ranks=3, interleave=5, visible=True
+)
+DECODE_DIVIDED = (
+    *(dataclasses.replace(_THREE_RANKS, heads=heads) for heads in (8, 24)),
+    DecodeCase("one request", (9000,), q_len=3, heads=24, ranks=2, interleave=16),
+)
+"""Decodes in which ranks divide the keys, beside those of `tsmla selftest`: each kernel with all that hides keys, and
+that of pairs with fewer requests than pairs."""
 
 
 def given_query(variant: DecodeVariant, numbers: torch.Tensor) -> Any:

@@ -195,6 +195,8 @@ class Subject:
         if of_attention := isinstance(variant, PrefillVariant | DecodeVariant):
             drawn = [_drawn(variant, call.record, seed) for seed, call in enumerate(self._calls * _DRAWS_OF_ATTENTION)]
             drawn += more
+            if isinstance(variant, DecodeVariant):
+                drawn += [_drawn(variant, record, seed) for seed, record in enumerate(more * _DRAWS_OF_ATTENTION)]
         self._drawn = [self._unchanged(record) for record in drawn]
         self._to_reach = self._calls if of_attention else [*self._calls, *self._drawn]
         threads = max(launch.block[0] * launch.block[1] * launch.block[2] for x in records for launch in x.launches)
@@ -312,12 +314,12 @@ def _names_in_the_mutation_table(variant: Variant, records: Sequence[Record]) ->
 def _recorded(variant: Variant, files: Compiled, directory: Path) -> None:
     """Record the calls of `check`. Those of attention have few keys; a second time, its loops go round. Of others, a
     second time rows lie far apart. A third time, a prefill has so many query tiles that quotients of their numbers are
-    large."""
+    large, and ranks divide the keys of a decode."""
     ways: list[dict[str, Any]] = [{"all_ways": True, "at_bounds": True}]
     if isinstance(variant, PrefillVariant):
         ways += [{"lengths": LENGTHS}, {"lengths": _MANY_ROWS}]
     elif isinstance(variant, DecodeVariant):
-        ways.append({"decode_lengths": DECODE_LENGTHS})
+        ways += [{"decode_lengths": DECODE_LENGTHS}, {"divided": True}]
     else:
         ways.append({"spreads": True})
     for number, way in enumerate(ways):

@@ -44,8 +44,8 @@ tried, and guards that hold in no lane.
 
 Calls are those of `check`; of kernels that are not attention, rows lie more than 2**32 elements apart in some of them,
 and in others, numbers are random bits. Each call of attention is made twice more, with other lengths, cumulative
-lengths that go down and other numbers, and a prefill once with many query tiles; these show mutants, but are not asked
-which instructions they reach.
+lengths that go down and other numbers, a prefill once with many query tiles, and a decode where ranks divide the keys,
+also with other lengths; these show mutants, but are not asked which instructions they reach.
 
 What the figures do not say: *awaited* and *time* are the other side of the check that finds hazards, so that each wait
 and each stall count is in one of the two. That a check is right about waits rests on the code that ptxas writes, in
@@ -59,9 +59,6 @@ What is open, and why:
 - Registers and predicates that hold the right value by chance in all calls, such as a parity, or an address that an
   instruction before left there.
 - Waits that always find what they wait for, whoever is late: others have waited before.
-- Upper bits of addresses: of tensor memory, where a warp here reaches its own lanes whatever they say, and of barriers
-  at which products arrive.
-- Places of keys where ranks divide a context, which no call of `check` does.
 
 `python -m tsmla_emulator.prove.machine_mutants` writes this page; do not edit."""
 
