@@ -198,8 +198,10 @@ def _beside_peers() -> str:
     """How many rows of all tables of decode and prefill are faster than the fastest peer of the same run, on each
     GPU."""
     names = [*(f"{kind}-{dtype}" for kind in DECODES for dtype in DTYPES), *(f"prefill-{name}" for name in PREFILLS)]
+    records = [record for name in names for record in published.of_devices(name)]
+    days = sorted(record["certificate"]["date"][:10] for record in records)
     by_device: dict[str, list[dict[str, Any]]] = {}
-    for record in (record for name in names for record in published.of_devices(name)):
+    for record in records:
         results = [result for result in record["results"] if len(result["timings"]) > 1]
         by_device.setdefault(record["certificate"]["device"], []).extend(results)
     counts = []
@@ -211,7 +213,7 @@ def _beside_peers() -> str:
         counts.append(f"on an {device.split(' 80GB')[0]} {faster} of {len(results)} take less time, {ties} tie, {rest}")
     return (
         "Decode and prefill in bf16 and e4m3, launched in turn in one process with FlashAttention-3, FlashMLA and "
-        f"FlashInfer, of which the fastest counts: {'; '.join(counts)}."
+        f"FlashInfer, of which the fastest counts ({days[0]} to {days[-1]}): {'; '.join(counts)}."
     )
 
 

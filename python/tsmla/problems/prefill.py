@@ -142,8 +142,8 @@ def _words(case: MaskedCase) -> torch.Tensor:
 
 
 def mask_words(bits: torch.Tensor) -> torch.Tensor:
-    """Return the words of a key mask with these bits, [tokens, words x 32] of bool."""
-    words = (bits.unflatten(1, (-1, 32)).long() << torch.arange(32, device=bits.device)).sum(-1)
+    """Return the words of a key mask with these bits, [tokens, words x MASK_BITS] of bool."""
+    words = (bits.unflatten(1, (-1, MASK_BITS)).long() << torch.arange(MASK_BITS, device=bits.device)).sum(-1)
     return torch.where(words < 2**31, words, words - 2**32).int()
 
 
