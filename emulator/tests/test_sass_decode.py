@@ -77,11 +77,17 @@ OTHERS = [
     (0x00000034000079ED, 0x0001E20008040005),  # STTM
 ]
 """Instructions of other projects' kernels on sm_100a, and of small ones, of a kind that does not ship."""
+OTHERS_OF_HOPPER = [
+    (0x0000000D00021D05, 0x000E6C000821F000),  # F2I.FTZ.U32.TRUNC.NTZ of a uniform register
+    (0x0000000800067845, 0x000FC6000020D000),  # I2FP.F32.U32.RZ of a constant
+]
+"""Instructions of variants of our kernels on sm_90a that were not kept."""
 
 
-def test_instructions_of_other_kernels_are_what_nvdisasm_says():
-    code = b"".join((high << 64 | low).to_bytes(BYTES, "little") for low, high in OTHERS)
-    assert decoded(code, "sm_100a") == disassembled(code, "sm_100a")
+@pytest.mark.parametrize(("others", "architecture"), [(OTHERS, "sm_100a"), (OTHERS_OF_HOPPER, "sm_90a")])
+def test_instructions_of_other_kernels_are_what_nvdisasm_says(others, architecture):
+    code = b"".join((high << 64 | low).to_bytes(BYTES, "little") for low, high in others)
+    assert decoded(code, architecture) == disassembled(code, architecture)
 
 
 @each_architecture

@@ -292,3 +292,14 @@ def test_integers_become_floats(kind, dtype):
     (found,) = computed([f"I2FP.F32.{kind} R20, R10"], np.array(EDGES, np.uint32), arch="sm_100a")
     expected = np.array(EDGES, np.uint32).view(dtype).astype(np.float32)
     np.testing.assert_array_equal(found, expected.view(np.uint32))
+
+
+def test_numbers_of_uniform_registers_and_constants_are_converted():
+    lines = [
+        "R2UR UR4, R10", "I2F.U32.RP R20, UR4", "I2FP.F32.U32.RZ R21, 0x1000003", "R2UR UR5, R11",
+        "F2I.FTZ.U32.TRUNC.NTZ R22, UR5",
+    ]  # fmt: skip
+    found = computed(lines, np.full(32, 2**24 + 1, np.uint32), f32(np.full(32, 6.75, np.float32)), results=3)
+    assert found[0].view(np.float32).tolist() == [2.0**24 + 2] * 32
+    assert found[1].view(np.float32).tolist() == [2.0**24 + 2] * 32
+    assert found[2].tolist() == [6] * 32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsmla_emulator.run.sass.fields import Choice, Flt, Reg, flag, ureg
+from tsmla_emulator.run.sass.fields import Choice, Flt, Int, Reg, flag, ureg
 from tsmla_emulator.run.sass.forms import Form, Source, arithmetic, form
 from tsmla_emulator.run.sass.tables.parts import BIT91, BOOLEAN, FTZ, NO24, NO64, P81, P84, P87, ROUNDING, SATURATE, D
 
@@ -65,10 +65,13 @@ BOTH: list[Form] = [
         0x23E, "F2FP.F16", D, NO24, Reg(32, part=Choice(88, 1, ("", "H1"))), NO64,
         parts=(Choice(73, 1, ("E5M2", "E4M3")), "UNPACK_B"), fixed={(74, 1): 1, (89, 1): 1}, reuse=2,
     ),
-    form(
-        0x305, "F2I", D, Reg(32, negated=63, absolute=62),
-        parts=(FTZ, Choice(72, 1, ("U32", "")), Choice(78, 2, ("", "FLOOR", "CEIL", "TRUNC")), flag(77, "NTZ")),
-        fixed={(76, 1): 1, (85, 1): 1},
+    *(
+        form(
+            code, "F2I", D, source,
+            parts=(FTZ, Choice(72, 1, ("U32", "")), Choice(78, 2, ("", "FLOOR", "CEIL", "TRUNC")), flag(77, "NTZ")),
+            fixed={(76, 1): 1, (85, 1): 1, **bit91},
+        )
+        for code, source, bit91 in ((0x305, Reg(32, negated=63, absolute=62), {}), (0xD05, ureg(32), BIT91))
     ),
     *(
         form(code, "I2F", D, source, parts=(Choice(84, 2, names), ROUNDING), fixed={(74, 1): sign, (76, 1): 1, **bit91})
@@ -76,7 +79,11 @@ BOTH: list[Form] = [
         for sign, names in ((0, ("U8", "U16", "U32")), (1, ("S8", "S16", "")))
     ),
     *(
-        form(0x245, f"I2FP.F32.{kind}", D, Reg(32), fixed={(74, 1): sign, (76, 1): 1, (85, 1): 1}, reuse=2)
+        form(
+            code, f"I2FP.F32.{kind}", D, source, parts=(ROUNDING,), fixed={(74, 1): sign, (76, 1): 1, (85, 1): 1},
+            reuse=reuse,
+        )
+        for code, source, reuse in ((0x245, Reg(32), 2), (0x845, Int(32), 0))
         for sign, kind in ((0, "U32"), (1, "S32"))
     ),
     # special functions
