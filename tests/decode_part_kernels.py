@@ -15,7 +15,7 @@ from tsmla.identity.call import DECODE
 from tsmla.identity.variant import DecodeVariant
 from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.decode.line import LaneWork, Terms, Work, deal_work, in_lanes, of_equal_lengths, terms_of
-from tsmla_kernels.decode.partials import begin_records, partials_of, record_unit
+from tsmla_kernels.decode.partials import begin_records, most_split, partials_of, record_unit
 from tsmla_kernels.decode.segments import Segment, Unit, begin, for_each_unit
 from tsmla_kernels.entry import fake_arguments, host_entry
 from tsmla_kernels.parts.keys.source import key_source, visibility_in
@@ -140,7 +140,8 @@ class Combiner:
         partials = partials_of(columns, row_tile, given, view, self.kept)
         ending = ending_of(given, given.query.shape[2])
         lse = log_sums_of(given.lse)
-        launch_combine(partials, given.out, lse, ending, given.stream, self.kept, self.in_chunks)
+        split = most_split(partials, view, given.query.shape[2], row_tile)
+        launch_combine(partials, split, given.out, lse, ending, given.stream, self.kept, self.in_chunks)
 
 
 @functools.lru_cache(maxsize=8)

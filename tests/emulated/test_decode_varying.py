@@ -83,6 +83,19 @@ def test_one_query_length_gives_the_bits_of_a_call_without_a_pack(gpu, heads, q_
     assert torch.equal(again, out.flatten(0, 1)) and torch.equal(again_lse, lse.flatten(0, 1))
 
 
+@pytest.mark.parametrize("heads, q_len, requests", [(128, 1, 1), (128, 2, 2), (16, 9, 3)])
+def test_a_pack_is_combined_by_as_many_ctas_as_a_call_without(gpu, heads, q_len, requests):
+    problem = make_problem([700] * requests, q_len, heads)
+    packed = dataclasses.replace(
+        problem, query=problem.query.flatten(0, 1), cum_q=[i * q_len for i in range(requests + 1)]
+    )
+    grids = []
+    for given in problem, packed:
+        run(given)
+        grids.append(gpu.emulation.calls[-1].launches[1].grid)
+    assert grids[0] == grids[1]
+
+
 def test_the_same_tensors_with_other_lengths(gpu):
     """A CUDA graph is replayed so: the host knows 4 requests of up to 17 query tokens, 30 in all, and no more."""
     problem = make_problem([300, 65, 0, 40], [1, 17, 2, 9], 16)

@@ -22,7 +22,7 @@ from ..parts.alignment import aligned
 from ..parts.precision import LIFTED_COLUMNS, PartialRows
 from ..parts.row_end import BASE_2, Ending, LogSums, count_sink, end_of_row, write_log_sum
 from ..parts.warp import QUAD
-from .partials import Partials, Record, partial_slot, read_record, tail_slot_of
+from .partials import Partials, Record, find_record, partial_slot, read_record, tail_slot_of
 from .plan import H200_SMS, WARPS, CombinePlan, Share
 
 FLOAT32 = PartialRows()
@@ -48,6 +48,7 @@ class WeightedSum(NamedTuple):
 @cute.jit
 def launch_combine(
     partials: Partials,
+    split: Int32,
     out: cute.Tensor,
     lse: LogSums | None,
     ending: Ending,
@@ -57,21 +58,20 @@ def launch_combine(
     crowd: cutlass.Constexpr[int] = 1,
 ):
     """Launch the combine behind the attention kernel that was given the same `partials`, unless these have no
-    slots. kept, in_chunks, crowd: see `CombinePlan`."""
+    slots. split: as `most_split` has it. kept, in_chunks, crowd: see `CombinePlan`."""
     plan = CombinePlan(kept, partials.rows.shape[2], in_chunks, crowd)
     ending = ending._replace(output_scale=ending.output_scale * 0.5**kept.bias)
-    records, stored = partials.records.shape[0], partials.rows.shape[1]
-    blocks = cutlass.max(cutlass.min(plan.ctas // records, stored), 1)
+    blocks = cutlass.max(cutlass.min(plan.ctas // split, partials.rows.shape[1]), 1)
     slices = Int32(1)
     # A slice, a CTA's part of a row's columns, has one chunk at least.
-    while slices < plan.chunks and 2 * slices * records * blocks <= plan.crowd * H200_SMS:
+    while slices < plan.chunks and 2 * slices * split * blocks <= plan.crowd * H200_SMS:
         slices *= 2
     # CTAs crowd on the SMs that attention leaves first. Each therefore asks for shared memory, mostly unused, so that
     # an SM has room for its share of them only.
-    most_on_sm = (records * blocks * slices + H200_SMS - 1) // H200_SMS
+    most_on_sm = (split * blocks * slices + H200_SMS - 1) // H200_SMS
     if partials.slots > 0:
         _combine(plan, partials, Target(out.iterator, lse, ending)).launch(
-            grid=(records, blocks, slices),
+            grid=(split, blocks, slices),
             block=(32 * WARPS, 1, 1),
             stream=stream,
             smem=SHARED_BYTES_PER_SM // (most_on_sm + 1),
@@ -84,13 +84,16 @@ def _combine(plan: cutlass.Constexpr[CombinePlan], partials: Partials, target: T
     cute.arch.griddepcontrol_wait()
     cute.arch.griddepcontrol_launch_dependents()
     number, block, slice_number = cute.arch.block_idx()
-    _, blocks, slices = cute.arch.grid_dim()
-    record = read_record(partials.records, number)
+    split, blocks, slices = cute.arch.grid_dim()
+    if partials.records.shape[0] > split:
+        number = find_record(partials.records, number)
+    record = read_record(partials.records, cutlass.max(number, 0))
+    to_combine = record.partials if number >= 0 else Int32(0)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    if record.partials > plan.few:
+    if to_combine > plan.few:
         for row in cutlass.range(block, record.rows, blocks, unroll=1):
             _combine_together(plan, partials, record, row, slice_number, slices, warp, target)
-    elif record.partials > 0:
+    elif to_combine > 0:
         first, step = block + (warp * slices + slice_number) * blocks, WARPS * slices * blocks
         if const_expr(not plan.in_chunks):
             _combine_alone(plan, plan.whole_row, partials, record, first, step, target)

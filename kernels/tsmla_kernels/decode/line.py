@@ -16,10 +16,11 @@ from tsmla.identity.plan import MAX_GROUP, row_tiling
 
 from ..parts.division import Divisor, divisor_of, quotient, quotient_up
 from ..parts.keys.visible import MOST, Visibility, VisibleKeys, keys_of_tokens, tokens_of_two, varies
+from ..parts.warp import LANES
 
 LANE_REQUESTS = 2
 """Requests that a lane looks at together, so that their loads are in flight together."""
-WARP_REQUESTS = 32 * LANE_REQUESTS
+WARP_REQUESTS = LANES * LANE_REQUESTS
 
 
 class Terms(NamedTuple):
@@ -52,9 +53,8 @@ class Work(NamedTuple):
     """The cut line and this worker's place on it: positions `begin .. end - 1`, column `column` of group `index`; and
     the `view` by which it was cut.
 
-    own_group: workers of a group where requests differ in row tiles, and so in rounds (`_cut_mixed`), and cuts fall
-    where they may; 0 where they do not differ, and `terms` hold for all. unit_length: the
-    length that every unit counts as; 0 where cuts fall where they may."""
+    own_group: workers of a group where requests differ in rounds, and cuts fall where they may (`cut_line`); 0 where
+    `terms` hold for all. unit_length: the length that every unit counts as; 0 where cuts fall where they may."""
 
     view: Visibility
     terms: Terms
@@ -128,6 +128,14 @@ def mixes(view: Visibility, row_tiles: Int32) -> Int32:
     return Int32(varies(view) & (row_tiles > 1))
 
 
+@cute.jit
+def most_row_tiles(view: Visibility, heads: Int32, row_tile: Int32) -> Int64:
+    """The most row tiles that all requests together may have, asked on the host: what the rows of all fill, and one
+    more for each request."""
+    batch, rows = Int64(view.seq_lens.shape[0]), Int64(view.q_len) * heads
+    return cutlass.min(batch * ((rows + row_tile - 1) // row_tile), Int64(view.tokens) * heads // row_tile + batch)
+
+
 def of_equal_lengths(view: Visibility, terms: Terms) -> tuple[Visibility, Terms]:
     """Tell the compiler that all requests have as many query tokens."""
     return view._replace(vary=Int32(0)), terms._replace(mixes=Int32(0))
@@ -158,9 +166,7 @@ def on_the_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -
     Page tables that have entries for so many keys do not exist."""
     units = Int64(terms.units)
     if terms.mixes != 0:
-        # At most what the rows of all requests fill, and one more row tile for each request.
-        rows = Int64(view.tokens) * terms.heads.value
-        units = cutlass.min(Int64(terms.batch) * terms.row_tiles, rows // deal.row_tile + terms.batch)
+        units = most_row_tiles(view, terms.heads.value, Int32(deal.row_tile))
     room = ((1 << 30) // units - deal.overhead) * Int64(deal.tile_kv)
     return view._replace(capacity=Int32(cutlass.min(Int64(view.capacity), cutlass.max(room, Int64(0)))))
 
@@ -173,36 +179,60 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, wor
 
 @cute.jit
 def cut_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> Line:
-    batch = terms.batch
-    total, longest, base, tokens = Int32(0), Int32(0), Int32(0), Int32(0)
-    least, most = Int32(MOST), Int32(0)
-    while base < batch:
-        request = base + LANE_REQUESTS * cute.arch.lane_idx()
-        *spans, tokens = tokens_of_two(view, request, tokens)
-        for i in cutlass.range_constexpr(LANE_REQUESTS):
-            length = length_of_units(deal, view, batch, request + i, spans[i].length)
-            total += length
-            longest = cutlass.max(longest, length)
-        if terms.mixes != 0:
+    """Cut the line: as if all requests had the most row tiles, or, where they differ, into groups of as many workers as
+    the fewest row tiles keep busy.
+
+    Such groups leave nobody idle, but other requests then take several rounds, each of which reads the keys. They are
+    taken where the other cut's chunks are much longer: the more row tiles a round has, the less its keys count
+    (kernels/log/hopper-decode.md, "Requests with fewer tokens than others")."""
+    total, longest, of_few, few = _measured(deal, view, terms)
+    groups, chunk, unit_length = _cut(deal, terms, total, longest)
+    own_group = Int32(0)
+    if few > 0:
+        own_groups = quotient(terms.workers.value, few)
+        if not leaves_whole(terms):
+            own_groups = cutlass.min(own_groups, quotient(terms.slots, few) // 2 + 1)
+        shorter = cutlass.max(quotient_up(of_few, own_groups), deal.least)
+        if (terms.rounds > 1) | (chunk > shorter + quotient(3 * shorter, 8 * few) + 1):
+            own_group, total, groups, chunk, unit_length = few, of_few, own_groups, shorter, Int32(0)
+    if unit_length > 0:
+        total = terms.units * unit_length
+    return Line(view, terms, own_group, groups, chunk, unit_length, total)
+
+
+@cute.jit
+def _measured(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> tuple[Int32, Int32, Int32, Int32]:
+    """What lengths say of the line: (total, longest, of_few, few). If all requests had the most row tiles, they would
+    take `total` positions, and the longest unit would have `longest` tiles. Where they differ in row tiles, groups may
+    have `few` workers, and all take `of_few` positions then; otherwise both are 0."""
+    batch, again = terms.batch, Boolean(True)
+    total, longest, least, most = Int32(0), Int32(0), Int32(MOST), Int32(0)
+    few, of_few = Int32(0), Int32(0)
+    while again:
+        base, tokens = Int32(0), Int32(0)
+        while base < batch:
+            request = base + LANE_REQUESTS * cute.arch.lane_idx()
+            *spans, tokens = tokens_of_two(view, request, tokens)
             for i in cutlass.range_constexpr(LANE_REQUESTS):
+                length = length_of_units(deal, view, batch, request + i, spans[i].length)
                 row_tiles = row_tiles_of(deal, terms, spans[i].length)
-                most = cutlass.max(most, row_tiles)
-                least = cutlass.min(least, row_tiles if row_tiles > 0 else Int32(MOST))
-        base += WARP_REQUESTS
+                if few > 0:
+                    of_few += length * quotient_up(row_tiles, few)
+                else:
+                    total += length
+                    longest = cutlass.max(longest, length)
+                    most = cutlass.max(most, row_tiles)
+                    least = cutlass.min(least, row_tiles if row_tiles > 0 else Int32(MOST))
+            base += WARP_REQUESTS
+        again = Boolean(False)
+        if (terms.mixes != 0) & (few == 0):
+            least = cute.arch.warp_redux_sync(least, "min")
+            if (cute.arch.warp_redux_sync(most, "max") > 0) & (least < terms.row_tiles):
+                few = cutlass.min(cutlass.min(least, MAX_GROUP), terms.workers.value)
+                again = Boolean(True)
     total = cute.arch.warp_redux_sync(total, "add") * terms.rounds
     longest = cutlass.max(cute.arch.warp_redux_sync(longest, "max") - deal.overhead, 1)
-    differ = Boolean(False)
-    if terms.mixes != 0:
-        least = cute.arch.warp_redux_sync(least, "min")
-        differ = (cute.arch.warp_redux_sync(most, "max") > 0) & (least < terms.row_tiles)
-    groups, chunk, unit_length, own_group = Int32(0), Int32(0), Int32(0), Int32(0)
-    if differ:
-        own_group, total, groups, chunk = _cut_mixed(deal, view, terms, least)
-    else:
-        groups, chunk, unit_length = _cut(deal, terms, total, longest)
-        if unit_length > 0:
-            total = terms.units * unit_length
-    return Line(view, terms, own_group, groups, chunk, unit_length, total)
+    return total, longest, cute.arch.warp_redux_sync(of_few, "add"), few
 
 
 @cute.jit
@@ -240,8 +270,8 @@ def group_of(work: Work | Line) -> Int32:
 
 @cute.jit
 def _cut(deal: cutlass.Constexpr[Deal], terms: Terms, total: Int32, longest: Int32) -> tuple[Int32, Int32, Int32]:
-    """(groups, chunk, unit_length) where all requests have as many row tiles. `total`: positions of all units;
-    `longest`: tiles of the longest unit."""
+    """(groups, chunk, unit_length) if all requests have the most row tiles. `total`: positions of all units; `longest`:
+    tiles of the longest unit."""
     units, split_groups = terms.units, terms.split_groups.value
     tiles = total - units * deal.overhead
     chunk = cutlass.max(quotient_up(total, terms.split_groups), deal.least)
@@ -266,55 +296,6 @@ def _cut(deal: cutlass.Constexpr[Deal], terms: Terms, total: Int32, longest: Int
         else:
             groups = split_groups
     return groups, chunk, unit_length
-
-
-@cute.jit
-def _cut_mixed(
-    deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, least: Int32
-) -> tuple[Int32, Int32, Int32, Int32]:
-    """(own_group, total, groups, chunk) where requests differ in row tiles, of which none has fewer than `least`.
-
-    Groups of as many workers as the fewest row tiles keep busy leave nobody idle, but other requests then take several
-    rounds, each of which reads the keys. Where groups for the most row tiles read all keys once, and chunks grow little
-    by it, they are taken: the fewer row tiles a round has, the more its keys count (kernels/log/hopper-decode.md,
-    "Requests with fewer tokens than others")."""
-    few = cutlass.min(cutlass.min(least, MAX_GROUP), terms.workers.value)
-    total, total_of_many = _totals_of_mixed(deal, view, terms, few)
-    own_group = few
-    groups, chunk = _cut_in_groups(deal, terms, few, total)
-    groups_of_many, longer = _cut_in_groups(deal, terms, terms.group, total_of_many)
-    little = quotient(chunk, 8 * few * few)
-    if (terms.rounds == 1) & (terms.group.value > few) & (longer - chunk <= little):
-        own_group, total, groups, chunk = terms.group.value, total_of_many, groups_of_many, longer
-    return own_group, total, groups, chunk
-
-
-@cute.jit
-def _cut_in_groups(
-    deal: cutlass.Constexpr[Deal], terms: Terms, group: Int32 | Divisor, total: Int32
-) -> tuple[Int32, Int32]:
-    """(groups, chunk) where cuts fall where they may."""
-    groups = quotient(terms.workers.value, group)
-    if not leaves_whole(terms):
-        groups = cutlass.min(groups, quotient(terms.slots, group) // 2 + 1)
-    return groups, cutlass.max(quotient_up(total, groups), deal.least)
-
-
-@cute.jit
-def _totals_of_mixed(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, few: Int32) -> tuple[Int32, Int32]:
-    """Positions of all requests where these differ in row tiles, if groups have `few` workers, and if they are as for
-    the most row tiles."""
-    of_few, of_many, base, tokens = Int32(0), Int32(0), Int32(0), Int32(0)
-    while base < terms.batch:
-        request = base + LANE_REQUESTS * cute.arch.lane_idx()
-        *spans, tokens = tokens_of_two(view, request, tokens)
-        for i in cutlass.range_constexpr(LANE_REQUESTS):
-            length = length_of_units(deal, view, terms.batch, request + i, spans[i].length)
-            row_tiles = row_tiles_of(deal, terms, spans[i].length)
-            of_few += length * quotient_up(row_tiles, few)
-            of_many += length * quotient_up(row_tiles, terms.group)
-        base += WARP_REQUESTS
-    return cute.arch.warp_redux_sync(of_few, "add"), cute.arch.warp_redux_sync(of_many, "add")
 
 
 @cute.jit

@@ -26,8 +26,13 @@ from tsmla.identity.plan import RECORD_BYTES, row_tiling
 from ..parts.alignment import aligned
 from ..parts.keys.visible import Visibility
 from ..parts.precision import PartialRows
-from .line import Work, group_of, mixes
+from ..parts.warp import LANES
+from .line import Work, group_of, mixes, most_row_tiles
 from .segments import Segment, Unit, head_slot, split_of, tail_slot
+
+LANE_RECORDS = 5
+"""Records that a lane looks at together, so that their loads are in flight together: a warp's lanes then look at as
+many as a GPU has SMs."""
 
 
 class Partials(NamedTuple):
@@ -98,6 +103,12 @@ def partials_of(
 
 
 @cute.jit
+def most_split(partials: Partials, view: Visibility, heads: Int32, row_tile: Int32) -> Int32:
+    """The most records that have something to combine; asked on the host."""
+    return Int32(cutlass.min(Int64(partials.records.shape[0]), most_row_tiles(view, heads, row_tile)))
+
+
+@cute.jit
 def begin_records(work: Work, records: cute.Tensor) -> None:
     """Clear the worker's own record. One warp of each worker must call this before it calls `record_unit`, also where
     the worker has nothing to do."""
@@ -125,6 +136,26 @@ def record_unit(deal: cutlass.Constexpr[Deal], work: Work, records: cute.Tensor,
                 group,
             )
             _write(records, (unit_number if by_unit else work.index) * group + work.column, record)
+
+
+@cute.jit
+def find_record(records: cute.Tensor, number: Int32) -> Int32:
+    """The place of record `number` of those that have something to combine; -1 where there are fewer. All lanes of a
+    warp must ask together."""
+    found, before, lane = Int32(-1), Int32(0), cute.arch.lane_idx()
+    last = records.shape[0] - 1
+    for base in cutlass.range(0, last + 1, LANES * LANE_RECORDS, unroll=1):
+        places = [base + i * LANES + lane for i in range(LANE_RECORDS)]
+        counts = [records[cutlass.min(place, last), 0] for place in places]
+        for i in cutlass.range_constexpr(LANE_RECORDS):
+            has_some = (counts[i] > 0) & (places[i] <= last)
+            those = cute.arch.vote_ballot_sync(has_some)
+            mine = before + cute.arch.popc(those & ((1 << lane) - 1))
+            winner = cute.arch.vote_ballot_sync(has_some & (mine == number))
+            if winner != 0:
+                found = base + i * LANES + cute.arch.popc(winner - 1)
+            before += cute.arch.popc(those)
+    return found
 
 
 @cute.jit

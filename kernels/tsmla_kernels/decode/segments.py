@@ -19,7 +19,15 @@ from cutlass import Boolean, Int32, const_expr
 from tsmla.identity.arch import Deal
 
 from ..parts.division import quotient, remainder
-from ..parts.keys.visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
+from ..parts.keys.visible import (
+    Visibility,
+    VisibleKeys,
+    first_token_of,
+    keys_of_tokens,
+    tokens_behind,
+    tokens_of_two,
+    varies,
+)
 from ..parts.seqlen import Span
 from ..parts.warp import inclusive_sum
 from .line import (
@@ -127,7 +135,7 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, position: Int32) -> Unit:
             request = quotient(number, work.terms.rounds)
         round_number = number - request * work.terms.rounds
         start = number * work.unit_length
-        first_token = _first_token_of(work.view, request)
+        first_token = first_token_of(work.view, request)
     else:
         lane = cute.arch.lane_idx()
         base, end_token = Int32(0), Int32(0)
@@ -178,19 +186,6 @@ def _told(view: Visibility, request: Int32, one: Span, other: Span, lane: Int32)
 
 
 @cute.jit
-def _first_token_of(view: Visibility, request: Int32) -> Int32:
-    """The first query token of any request, found by reading the lengths of all before it."""
-    first_token, base, end_token = Int32(0), Int32(0), Int32(0)
-    if varies(view):
-        while base <= request:
-            one, other, end_token = tokens_of_two(view, base + LANE_REQUESTS * cute.arch.lane_idx(), end_token)
-            base += WARP_REQUESTS
-            if base > request:
-                first_token = _told(view, request, one, other, request % WARP_REQUESTS // LANE_REQUESTS)
-    return first_token
-
-
-@cute.jit
 def next_unit(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit) -> Unit:
     """The unit behind this one on the line. A request without query tokens may have one of length 0."""
     request, number, start, length = unit.request, unit.round + 1, unit.start + unit.length, unit.length
@@ -220,7 +215,7 @@ def begin_in_step(deal: cutlass.Constexpr[Deal], work: LaneWork) -> tuple[LaneWo
     together with the groups that started at that key. Each group has two slots, one behind the other: for what lies
     where its positions begin, and for what it started with, if there was more to come or had been some before."""
     first = first_unit(deal, work)
-    unit, own = first, work.own
+    own = work.own
     if const_expr(deal.in_step > 0):
         if goes_in_step(deal, work):
             tiles_at, stop, begin, end = first.start + deal.overhead, first.start + first.length, work.begin, work.end
@@ -228,13 +223,12 @@ def begin_in_step(deal: cutlass.Constexpr[Deal], work: LaneWork) -> tuple[LaneWo
                 if stop > end:
                     begin += cutlass.max(remainder(tiles_at, work.chunk), 1)
                 else:
-                    begin = stop
-                    unit = next_unit(deal, work, first)
+                    begin = stop  # the first unit has nothing behind it
                 own = between(work, begin, end).own
                 for i in cutlass.range_constexpr(len(first)):
                     if cute.arch.lane_idx() == FIRST_UNIT_AT + i:
                         own = first[i]
-    return LaneWork(work.view, work.terms, own), unit
+    return LaneWork(work.view, work.terms, own), first
 
 
 @cute.jit

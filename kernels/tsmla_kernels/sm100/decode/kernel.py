@@ -13,7 +13,7 @@ from tsmla.identity.call import DECODE
 from tsmla.identity.variant import DecodeVariant
 
 from ...decode.combine import launch_combine
-from ...decode.partials import partials_of
+from ...decode.partials import most_split, partials_of
 from ...entry import host_entry
 from ...parts.keys.listed import listed_keys
 from ...parts.keys.source import key_source, visibility_in
@@ -60,4 +60,5 @@ class DecodeKernel:
         else:
             self.pair.launch(given, source, view, partials, scale_log2, ending)
         lse = log_sums_of(given.lse)
-        launch_combine(partials, given.out, lse, ending, given.stream, kept, crowd=CROWD)
+        split = most_split(partials, view, heads, row_tile)
+        launch_combine(partials, split, given.out, lse, ending, given.stream, kept, crowd=CROWD)

@@ -12,7 +12,7 @@ from tsmla.identity.variant import DecodeVariant
 
 from ...decode.combine import launch_combine
 from ...decode.line import Terms, on_the_line, terms_of
-from ...decode.partials import partials_of
+from ...decode.partials import most_split, partials_of
 from ...entry import host_entry
 from ...parts.keys.listed import ListedKeys, listed_keys
 from ...parts.keys.source import KeySource, key_source, visibility_in
@@ -92,7 +92,8 @@ class DecodeKernel:
                         self.kernels[PAIR_OF_CTAS].launch(False, (query, read, *dealt, products), given)
                 if not paired:
                     self.kernels[form].launch(False, told, given)
-        launch_combine(partials, given.out, results.lse, results.ending, given.stream, kept, in_chunks=True)
+        split = most_split(partials, view, heads, Int32(self.deal.row_tile))
+        launch_combine(partials, split, given.out, results.lse, results.ending, given.stream, kept, in_chunks=True)
 
     def _source(self, given) -> KeySource | ListedKeys:
         if self.variant.gathers:
