@@ -3,6 +3,7 @@
     python -m benchmarks decode [--dtypes bf16 e4m3] [--against NAME=MODULE:FUNCTION ...] [--seconds S] [--quick]
     python -m benchmarks decode --shapes shards --against captured=benchmarks.bench_decode:captured
     python -m benchmarks decode --shapes few --dtypes bf16 e4m3 --against NAME=MODULE:FUNCTION ...
+    python -m benchmarks decode --shapes packs --dtypes bf16 --against NAME=MODULE:FUNCTION ...
     python -m benchmarks decode --shapes streams --dtypes bf16 --against NAME=MODULE:FUNCTION ...
 
 Every time is that of a replayed CUDA graph of a whole call, attention and combine together, from a cold L2 and over
@@ -34,7 +35,7 @@ from .protocol import Candidate, Monitor
 
 LATENT, ROPE, PAGE = 512, 64, 64
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
-FIXED, VARIABLE, PACKED, MIXED = "fixed", "variable", "packed", "mixed"
+FIXED, VARIABLE, PACKED, MIXED, TURNS = "fixed", "variable", "packed", "mixed", "in turn"
 SHORT_AMONG_MIXED = 28
 """Requests of one query token in mixed batches; all others have as many as stated."""
 SHAPES = (
@@ -48,7 +49,7 @@ SHAPES = (
     *((32, q_len, keys, heads, MIXED) for q_len in (64, 128, 512) for keys in (4096, 32768) for heads in (16, 128)),
 )
 """(requests, query tokens, keys, heads, lengths): batches at two contexts, speculation over long ones, small work. With
-cum_seq_lens_q: the same number of query tokens for all requests, and one or many."""
+cum_seq_lens_q: the same number of query tokens for all requests, and one or many, or as many and one in turn."""
 SHARDS = (
     *((128, 1, 4096, heads, FIXED) for heads in (3, 6, 12, 20, 24, 40, 96)),
     *((32, 16, 8192, heads, FIXED) for heads in (3, 12, 20)),
@@ -64,13 +65,19 @@ FEW = tuple(
     for heads in (8, 16, 64, 128)
 )
 """Shapes of few requests, as one user or a small server has them: what a launch costs shows here."""
+PACKS = (
+    *((requests, 1, keys, heads, PACKED) for requests in (1, 8) for keys in (1024, 8192) for heads in (16, 128)),
+    *((requests, q_len, keys, heads, TURNS) for requests in (4, 16, 64) for keys in (2048, 8192)
+      for q_len, heads in ((8, 16), (2, 128))),
+)  # fmt: skip
+"""Shapes with cum_seq_lens_q of few requests, and of steps in which engines speculate for some."""
 STREAMS = (
     *((128, 1, keys, heads, FIXED) for keys in (4096, 8192) for heads in (16, 64)),
     (4, 4, 81920, 16, FIXED),
     (32, 8, 8192, 8, FIXED),
 )
 """Shapes whose work is little beside the bytes of their keys, which all SMs stream."""
-SETS = {"serving": SHAPES, "shards": SHARDS, "few": FEW, "streams": STREAMS}
+SETS = {"serving": SHAPES, "shards": SHARDS, "few": FEW, "packs": PACKS, "streams": STREAMS}
 MODEL_LENGTH = 2**17
 """Most keys of a request that a model allows; engines capture graphs for it."""
 MAX_DIFFERENCE = {"bf16": 0.02, "fp16": 0.02, "e4m3": 0.06}
@@ -114,7 +121,9 @@ class Case:
         shape: tuple[int, ...] = (requests, q_len)
         if lengths == MIXED:
             own[:SHORT_AMONG_MIXED] = [1] * SHORT_AMONG_MIXED
-        if lengths in (PACKED, MIXED):
+        if lengths == TURNS:
+            own[1::2] = [1] * (requests // 2)
+        if lengths in (PACKED, MIXED, TURNS):
             shape = (sum(own),)
             ends = torch.tensor([0, *itertools.accumulate(own)], dtype=torch.int32, device="cuda")
         query = torch.randn(*shape, heads, LATENT + ROPE, device="cuda").to(dtype)

@@ -38,7 +38,7 @@ PEERS = {
 """Name given to --against -> the implementation, and what it was a part of. Plans that engines make once for all layers
 are not timed."""
 PREFILLS = ("bf16", "e4m3", "256-bf16", "256-e4m3")
-DECODES = ("decode", "streams-decode", "few-decode")
+DECODES = ("decode", "streams-decode", "few-decode", "packs-decode")
 DTYPES = ("bf16", "e4m3")
 TIMED = tuple(f"{call}-{dtype}" for dtype in DTYPES for call in ("decode", "prefill"))
 """Records that the page's first paragraphs quote."""
@@ -56,6 +56,10 @@ SHAPES = {
     "few-decode": (
         (1, 1, 512, 16, "fixed"), (1, 1, 4096, 16, "fixed"), (1, 1, 32768, 128, "fixed"), (4, 1, 512, 128, "fixed"),
         (4, 1, 4096, 128, "fixed"),
+    ),
+    "packs-decode": (
+        (1, 1, 1024, 128, "packed"), (8, 1, 1024, 16, "packed"), (4, 2, 2048, 128, "in turn"),
+        (16, 8, 8192, 16, "in turn"), (64, 2, 8192, 128, "in turn"),
     ),
     "rows-decode": (
         (128, 1, 4096, 16, "fixed"), (128, 1, 8192, 16, "fixed"), (128, 1, 4096, 128, "fixed"),
@@ -90,13 +94,14 @@ records, with clocks, power, the spread of every timing and all other rows, are 
 are medians of isolated launches (with pauses between them; the SM clock was {isolated} MHz, lower in longer launches).
 The last column is of launches without pauses ({back_to_back} MHz: long runs reach the 700 W power limit).
 
-A *ratio* is our time over that of the fastest other library in the row: below 1, tsmla is faster; bold, it is slower.
-A ratio is a *tie* where the 95 % confidence interval of its median holds 1 or, in records without intervals, within
-1 %. *Mixed* batches: four of the requests have so many query tokens, the others one. *Variable*: lengths vary by a
-half. *A gather*: a kernel that brings as many random rows into shared memory and does nothing else (`python -m
-benchmarks microbench gather`). Decodes and cache operators are replayed CUDA graphs, each from a cold L2. Compare
-within a table: GPUs and runs differ by some per cent. `benchmarks/protocol.py` says how calls are timed; times modelled
-without a GPU are in [timing-model.md](../../emulator/docs/timing-model.md).
+A *ratio* is our time over that of the fastest other library in the row: below 1, tsmla is faster; bold, it is slower. A
+ratio is a *tie* where the 95 % confidence interval of its median holds 1 or, in records without intervals, within 1 %.
+*Mixed* batches: four of the requests have so many query tokens, the others one. *Variable*: lengths vary by a half. *In
+turn*: every second request has so many query tokens, the others one. *A gather*: a kernel that brings as many random
+rows into shared memory and does nothing else (`python -m benchmarks microbench gather`). Decodes and cache operators
+are replayed CUDA graphs, each from a cold L2. Compare within a table: GPUs and runs differ by some per cent.
+`benchmarks/protocol.py` says how calls are timed; times modelled without a GPU are in
+[timing-model.md](../../emulator/docs/timing-model.md).
 
 There are no figures for Blackwell: kernels for sm_100a and sm_103a are verified in emulation; not yet run on hardware.
 
