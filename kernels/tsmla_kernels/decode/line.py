@@ -178,61 +178,80 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, wor
 
 
 @cute.jit
-def cut_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> Line:
+def cut_line(
+    deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, in_loop: cutlass.Constexpr[bool] = False
+) -> Line:
     """Cut the line: as if all requests had the most row tiles, or, where they differ, into groups of as many workers as
     the fewest row tiles keep busy.
 
     Such groups leave nobody idle, but other requests then take several rounds, each of which reads the keys. They are
     taken where the other cut's chunks are much longer: the more row tiles a round has, the less its keys count
-    (kernels/log/hopper-decode.md, "Requests with fewer tokens than others")."""
-    total, longest, of_few, few = _measured(deal, view, terms)
-    groups, chunk, unit_length = _cut(deal, terms, total, longest)
+    (kernels/log/hopper-decode.md, "Packs, small and mixed").
+
+    in_loop: whether the code that looks at all requests stands once, and runs twice where they differ. The registers of
+    Hopper's dealing warp allow nothing else; those of Blackwell's roles, which each cut the line, do not allow it."""
+    total, few, again = Int32(0), Int32(0), Boolean(True)
+    positions, longest, least = Int32(0), Int32(0), Int32(0)
+    if const_expr(in_loop):
+        while again:
+            positions, longest, least = _measured(deal, view, terms, few)
+            again = Boolean(False)
+            if few == 0:
+                total = positions * terms.rounds
+                if terms.mixes != 0:
+                    least = cute.arch.warp_redux_sync(least, "min")
+                    if least < terms.row_tiles:
+                        few = _workers_for(terms, least)
+                        again = Boolean(True)
+    else:
+        positions, longest, least = _measured(deal, view, terms, None)
+        total = positions * terms.rounds
+        if terms.mixes != 0:
+            least = cute.arch.warp_redux_sync(least, "min")
+            if least < terms.row_tiles:
+                few = _workers_for(terms, least)
+                positions, _, _ = _measured(deal, view, terms, few)
+    groups, chunk, unit_length = _cut(deal, terms, total, cutlass.max(longest - deal.overhead, 1))
     own_group = Int32(0)
     if few > 0:
         own_groups = quotient(terms.workers.value, few)
         if not leaves_whole(terms):
             own_groups = cutlass.min(own_groups, quotient(terms.slots, few) // 2 + 1)
-        shorter = cutlass.max(quotient_up(of_few, own_groups), deal.least)
+        shorter = cutlass.max(quotient_up(positions, own_groups), deal.least)
         if (terms.rounds > 1) | (chunk > shorter + quotient(3 * shorter, 8 * few) + 1):
-            own_group, total, groups, chunk, unit_length = few, of_few, own_groups, shorter, Int32(0)
+            own_group, total, groups, chunk, unit_length = few, positions, own_groups, shorter, Int32(0)
     if unit_length > 0:
         total = terms.units * unit_length
     return Line(view, terms, own_group, groups, chunk, unit_length, total)
 
 
 @cute.jit
-def _measured(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> tuple[Int32, Int32, Int32, Int32]:
-    """What lengths say of the line: (total, longest, of_few, few). If all requests had the most row tiles, they would
-    take `total` positions, and the longest unit would have `longest` tiles. Where they differ in row tiles, groups may
-    have `few` workers, and all take `of_few` positions then; otherwise both are 0."""
-    batch, again = terms.batch, Boolean(True)
-    total, longest, least, most = Int32(0), Int32(0), Int32(MOST), Int32(0)
-    few, of_few = Int32(0), Int32(0)
-    while again:
-        base, tokens = Int32(0), Int32(0)
-        while base < batch:
-            request = base + LANE_REQUESTS * cute.arch.lane_idx()
-            *spans, tokens = tokens_of_two(view, request, tokens)
-            for i in cutlass.range_constexpr(LANE_REQUESTS):
-                length = length_of_units(deal, view, batch, request + i, spans[i].length)
-                row_tiles = row_tiles_of(deal, terms, spans[i].length)
+def _measured(
+    deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, few: Int32 | None
+) -> tuple[Int32, Int32, Int32]:
+    """What the lengths of all requests come to: positions, if groups have `few` workers, or if each request has one
+    round where there are none; positions of the longest unit; and the fewest row tiles of a request, in each lane of
+    those that it looked at."""
+    base, tokens, positions, longest, least = Int32(0), Int32(0), Int32(0), Int32(0), Int32(MOST)
+    while base < terms.batch:
+        request = base + LANE_REQUESTS * cute.arch.lane_idx()
+        *spans, tokens = tokens_of_two(view, request, tokens)
+        for i in cutlass.range_constexpr(LANE_REQUESTS):
+            length = length_of_units(deal, view, terms.batch, request + i, spans[i].length)
+            longest = cutlass.max(longest, length)
+            row_tiles = row_tiles_of(deal, terms, spans[i].length)
+            least = cutlass.min(least, row_tiles if row_tiles > 0 else Int32(MOST))
+            if const_expr(few is not None):
                 if few > 0:
-                    of_few += length * quotient_up(row_tiles, few)
-                else:
-                    total += length
-                    longest = cutlass.max(longest, length)
-                    most = cutlass.max(most, row_tiles)
-                    least = cutlass.min(least, row_tiles if row_tiles > 0 else Int32(MOST))
-            base += WARP_REQUESTS
-        again = Boolean(False)
-        if (terms.mixes != 0) & (few == 0):
-            least = cute.arch.warp_redux_sync(least, "min")
-            if (cute.arch.warp_redux_sync(most, "max") > 0) & (least < terms.row_tiles):
-                few = cutlass.min(cutlass.min(least, MAX_GROUP), terms.workers.value)
-                again = Boolean(True)
-    total = cute.arch.warp_redux_sync(total, "add") * terms.rounds
-    longest = cutlass.max(cute.arch.warp_redux_sync(longest, "max") - deal.overhead, 1)
-    return total, longest, cute.arch.warp_redux_sync(of_few, "add"), few
+                    length *= quotient_up(row_tiles, few)
+            positions += length
+        base += WARP_REQUESTS
+    return cute.arch.warp_redux_sync(positions, "add"), cute.arch.warp_redux_sync(longest, "max"), least
+
+
+def _workers_for(terms: Terms, row_tiles: Int32) -> Int32:
+    """Workers of a group for so many row tiles."""
+    return cutlass.min(cutlass.min(row_tiles, MAX_GROUP), terms.workers.value)
 
 
 @cute.jit

@@ -63,8 +63,8 @@ def two_spans_behind(
 def start_behind_all(cum_seq_lens: cute.Tensor, sequence: Int32, rows: Int32) -> Int32:
     """Where any sequence starts if no row is in two. Every lane of the warp must call it, for the same sequence."""
     start, last = Int32(0), cutlass.min(sequence, cum_seq_lens.shape[0] - 1)
-    for place in cutlass.range(cute.arch.lane_idx(), last + 1, LANES, unroll=1):
-        start = cutlass.max(start, _place(cum_seq_lens, place, rows))
+    for base in cutlass.range(0, last + 1, LANES, unroll=1):
+        start = cutlass.max(start, _place(cum_seq_lens, cutlass.min(base + cute.arch.lane_idx(), last), rows))
     return cute.arch.warp_redux_sync(start, "max")
 
 
