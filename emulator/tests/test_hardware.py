@@ -10,7 +10,7 @@ import pytest
 import torch
 from shipped_kernels import BUILT
 from tsmla_emulator.prove import check
-from tsmla_emulator.prove.hardware import Recorded, digests_in, drawn_by_integers, in_emulator, ran
+from tsmla_emulator.prove.hardware.memory import Recorded, digests_in, drawn_by_integers, in_emulator, ran
 from tsmla_emulator.run.emulate import Emulation
 from tsmla_emulator.run.host.capture import extents
 from tsmla_emulator.run.host.memory import merged

@@ -10,7 +10,7 @@ import torch
 from sass_kernels import run_lines
 from tsmla.identity.arch import Arch
 from tsmla.problems.sums import summed, sums_of
-from tsmla_emulator.prove import opcodes, products
+from tsmla_emulator.prove.hardware import opcodes, products
 
 WORDS = Path(__file__).with_name("hardware_words")
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 from sass_kernels import assembled
-from tsmla_emulator.prove.hazards import Analysis, timed_by_scoreboards
-from tsmla_emulator.prove.latencies import Distance, Spacing, known_of, seen, too_soon
-from tsmla_emulator.prove.multiplied import multiplied
+from tsmla_emulator.prove.dataflow.hazards import Analysis, timed_by_scoreboards
+from tsmla_emulator.prove.dataflow.latencies import Distance, Spacing, known_of, seen, too_soon
+from tsmla_emulator.prove.dataflow.multiplied import multiplied
 from tsmla_emulator.run.sass.model import Instruction
 from tsmla_emulator.run.sass.uses import uses_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from tsmla_emulator.prove.known_bits import ALL, Known
+from tsmla_emulator.prove.dataflow.known_bits import ALL, Known
 
 OPERATIONS = {
     "+": lambda a, b: a + b,

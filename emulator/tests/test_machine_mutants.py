@@ -11,16 +11,16 @@ import pytest
 from sass_kernels import assembled
 from shipped_kernels import BUILT
 from tsmla_emulator.prove import check
-from tsmla_emulator.prove.demanded import permuted
-from tsmla_emulator.prove.flow import passed
+from tsmla_emulator.prove.dataflow.demanded import permuted
+from tsmla_emulator.prove.dataflow.flow import passed
+from tsmla_emulator.prove.dataflow.unwritten import unwritten
+from tsmla_emulator.prove.dataflow.values import Values
 from tsmla_emulator.prove.machine_mutants.__main__ import tried
 from tsmla_emulator.prove.machine_mutants.sites import Mutant, mutants
 from tsmla_emulator.prove.machine_mutants.subject import REDUNDANT, SURVIVES, Subject, of_wait
 from tsmla_emulator.prove.machine_mutants.table import Findings, Reasons, kept, render
 from tsmla_emulator.prove.machine_mutants.waits import Waits
 from tsmla_emulator.prove.mutation import reasons as mutation
-from tsmla_emulator.prove.unwritten import unwritten
-from tsmla_emulator.prove.values import Values
 from tsmla_emulator.run.machine import parse
 from tsmla_emulator.run.record import Record
 from tsmla_emulator.run.sass.image import kernels

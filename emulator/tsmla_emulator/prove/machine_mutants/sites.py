@@ -21,7 +21,7 @@ from ...run.sass.model import (
     Register,
 )
 from ...run.sass.uses import Uses
-from ..flow import PREDICATES, successors
+from ..dataflow.flow import PREDICATES, successors
 
 WAIT, STALL, BARRIER, PREDICATE, REGISTER, DESCRIPTOR = KINDS = (
     "wait", "stall", "barrier", "predicate", "register", "descriptor",

@@ -25,14 +25,15 @@ from ...run.sass.decode import decoded
 from ...run.sass.model import BYTES, Instruction
 from ...run.sass.program import MachineProgram, lowered, machine_code_module
 from ...run.sass.uses import Uses, uses_of
-from .. import check, hazards, latencies
-from ..flow import PREDICATES, passed
-from ..multiplied import multiplied
+from .. import check
+from ..dataflow import hazards, latencies
+from ..dataflow.flow import PREDICATES, passed
+from ..dataflow.multiplied import multiplied
+from ..dataflow.unwritten import unwritten
+from ..dataflow.values import Values
 from ..mutation.mutate import schedules
 from ..mutation.reasons import Reasons
 from ..mutation.table import DECODE_LENGTHS, LENGTHS, kernels
-from ..unwritten import unwritten
-from ..values import Values
 from .sites import BARRIER, GUARD, PREDICATE, SCHEDULED, WAIT, Mutant, mutants
 from .waits import Waits
 

@@ -25,7 +25,7 @@ the next instruction may follow after one clock (*stall*), it no longer waits fo
 (*barrier*), a guard or predicate is negated (*predicate*), an operand is the next register (*register*), or one bit of
 a matrix's or product's description differs (*descriptor*): `emulator/tsmla_emulator/prove/machine_mutants/sites.py`.
 
-Waits and stall counts are judged by checks of the code itself (`prove.hazards`), whatever a call reaches. All others
+Waits and stall counts are judged by checks of the code itself (`dataflow.hazards`), whatever a call reaches. All others
 run in the calls of `check` that reach them, under the schedules of the [mutation table](mutation-table.md), and are
 noticed by other bytes in memory, by accesses outside of it (*memory*), by memory read that nobody wrote (*poison*), by
 a *race*, a *deadlock* or a misused *barrier*, or afterwards by what *registers* hold: a read of what nobody wrote,

@@ -12,7 +12,7 @@ from ...run.machine import Module
 from ...run.sass.code import predicate_slot
 from ...run.sass.model import BYTES, Instruction, Target
 from ...run.sass.uses import Uses
-from ..flow import PREDICATES
+from ..dataflow.flow import PREDICATES
 from ..mutation.actions import ALWAYS_TRUE
 from ..mutation.reasons import Reasons
 from ..mutation.sites import Site, sites

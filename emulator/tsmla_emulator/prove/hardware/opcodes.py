@@ -1,7 +1,7 @@
 """Runs each form of instruction that shipped kernels have on a GPU, by itself, and compares the emulator bit for bit.
 
-    python -m tsmla_emulator.prove.opcodes record FILE.npz --commit HASH [LIBRARY...]
-    python -m tsmla_emulator.prove.opcodes compare FILE.npz
+    python -m tsmla_emulator.prove.hardware.opcodes record FILE.npz --commit HASH [LIBRARY...]
+    python -m tsmla_emulator.prove.hardware.opcodes compare FILE.npz
 
 A form is an opcode with its modifiers, the kinds and signs of its operands, and its numbers. The kernels that run them
 are made here: instruction words are the shipped ones, with other registers. Each thread loads words into the registers
@@ -29,13 +29,13 @@ import numpy as np
 from tsmla.loading import toolchain
 from tsmla.loading.elf import Elf
 
-from ..run.machine import Launch, Options, Region, run_launches
-from ..run.sass.code import text_of
-from ..run.sass.decode import decoder_for
-from ..run.sass.fields import Const, Field, Reg
-from ..run.sass.forms import CONTROL
-from ..run.sass.image import kernels
-from ..run.sass.model import (
+from ...run.machine import Launch, Options, Region, run_launches
+from ...run.sass.code import text_of
+from ...run.sass.decode import decoder_for
+from ...run.sass.fields import Const, Field, Reg
+from ...run.sass.forms import CONTROL
+from ...run.sass.image import kernels
+from ...run.sass.model import (
     ALWAYS,
     BYTES,
     ZERO,
@@ -49,7 +49,7 @@ from ..run.sass.model import (
     Register,
     Special,
 )
-from ..run.sass.program import machine_code_module
+from ...run.sass.program import machine_code_module
 
 ARCH = "sm_90a"
 _ONLY = (

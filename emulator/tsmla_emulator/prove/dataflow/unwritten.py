@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..run.sass.model import Instruction
-from ..run.sass.uses import Uses
+from ...run.sass.model import Instruction
+from ...run.sass.uses import Uses
 from .flow import PREDICATES, guard_number, successors
 
 _Unwritten = tuple[int, int]

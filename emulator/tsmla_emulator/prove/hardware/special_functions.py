@@ -1,8 +1,8 @@
 """Finds the polynomials of MUFU.EX2, MUFU.RCP and MUFU.LG2 in results that a GPU left.
 
-    python -m tsmla_emulator.prove.special_functions DIRECTORY
+    python -m tsmla_emulator.prove.hardware.special_functions DIRECTORY
 
-DIRECTORY holds what `prove.products record` wrote. The coefficients are printed as run/core/special_functions.h has
+DIRECTORY holds what `hardware.products record` wrote. The coefficients are printed as run/core/special_functions.h has
 them. A function's fraction has pieces by its high bits; in each, a result is cut off from
 
     c0 * 2^12 + rounding + c1 * low + c2 * square(low)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..run.sass.code import predicate_slot, register_slot
-from ..run.sass.model import ALWAYS_DONE, BYTES, Instruction, Integer, Predicate, Register, Scoreboard, Target
+from ...run.sass.code import predicate_slot, register_slot
+from ...run.sass.model import ALWAYS_DONE, BYTES, Instruction, Integer, Predicate, Register, Scoreboard, Target
 
 _ENDS = {"EXIT", "BRX", "RET", "BRA", "CALL"}
 _LEADS_AWAY = _ENDS | {"BSYNC", "WARPSYNC"}

@@ -16,8 +16,8 @@ import dataclasses
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
 
-from ..run.sass.code import predicate_slot, register_slot, text_of
-from ..run.sass.model import (
+from ...run.sass.code import predicate_slot, register_slot, text_of
+from ...run.sass.model import (
     ALWAYS_DONE,
     ZERO,
     Address,
@@ -29,8 +29,8 @@ from ..run.sass.model import (
     Register,
     Special,
 )
-from ..run.sass.program import BANKS
-from ..run.sass.uses import Uses, uses_of
+from ...run.sass.program import BANKS
+from ...run.sass.uses import Uses, uses_of
 from .demanded import ALL, Demanded, permuted
 from .flow import PREDICATES, successors
 from .known_bits import NOTHING, Known

@@ -2,7 +2,8 @@
 
 Results without a scoreboard are there after a fixed time, which stall counts keep to. How long that is nobody says.
 latencies.json has the fewest clocks that ptxas leaves between an instruction and one that uses its result, in kernels
-of each architecture; fewer are an error. `python -m tsmla_emulator.prove.hazards --known FILE` writes such a file.
+of each architecture; fewer are an error. `python -m tsmla_emulator.prove.dataflow.hazards --known FILE` writes such a
+file.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ..run.sass.code import text_of
-from ..run.sass.model import ALWAYS_DONE, Instruction
-from ..run.sass.uses import Uses
+from ...run.sass.code import text_of
+from ...run.sass.model import ALWAYS_DONE, Instruction
+from ...run.sass.uses import Uses
 from .flow import PREDICATES, UNIFORM, awaited, guard_number, successors
 
 HORIZON = 48

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..run.sass.code import register_slot, text_of
-from ..run.sass.model import ZERO, Instruction, Integer, Register, Scoreboard
-from ..run.sass.uses import Uses
+from ...run.sass.code import register_slot, text_of
+from ...run.sass.model import ZERO, Instruction, Integer, Register, Scoreboard
+from ...run.sass.uses import Uses
 from .flow import successors
 
 _PRODUCTS = {"HGMMA", "QGMMA"}

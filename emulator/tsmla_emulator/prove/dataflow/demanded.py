@@ -5,9 +5,9 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator, Sequence
 
-from ..run.sass.code import register_slot
-from ..run.sass.model import ALWAYS_DONE, ZERO, Instruction, Integer, Operand, Register
-from ..run.sass.uses import Uses
+from ...run.sass.code import register_slot
+from ...run.sass.model import ALWAYS_DONE, ZERO, Instruction, Integer, Operand, Register
+from ...run.sass.uses import Uses
 from .flow import successors
 
 ALL = 0xFFFFFFFF

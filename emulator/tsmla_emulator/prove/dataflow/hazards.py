@@ -1,6 +1,6 @@
 """Finds registers that machine code reads or overwrites before it may: before a scoreboard was awaited, or too soon.
 
-    python -m tsmla_emulator.prove.hazards LIBRARY... [--known FILE]
+    python -m tsmla_emulator.prove.dataflow.hazards LIBRARY... [--known FILE]
 
 Results of loads, of special functions and the like come when they come: the instruction frees a scoreboard, and others
 await it. Stores and the like free one when they have read their operands. Some instructions free none: those of one
@@ -23,11 +23,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..run.sass.code import text_of
-from ..run.sass.decode import decoded
-from ..run.sass.image import kernels
-from ..run.sass.model import ALWAYS_DONE, Instruction
-from ..run.sass.uses import Uses, uses_of
+from ...run.sass.code import text_of
+from ...run.sass.decode import decoded
+from ...run.sass.image import kernels
+from ...run.sass.model import ALWAYS_DONE, Instruction
+from ...run.sass.uses import Uses, uses_of
 from .flow import PREDICATES, UNIFORM, awaited, guard_number, successors
 from .latencies import Seen, Spacing, known_latencies, known_of, seen, too_soon, written
 from .multiplied import multiplied

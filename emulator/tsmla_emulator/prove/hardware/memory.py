@@ -2,9 +2,9 @@
 
 On a machine with a GPU and installed libraries, and then anywhere:
 
-    python -m tsmla_emulator.prove.hardware record DIRECTORY [SYMBOL...] --commit HASH
-    python -m tsmla_emulator.prove.hardware compare DIRECTORY [SYMBOL...] [--machine-code] [--hardware-sums]
-    python -m tsmla_emulator.prove.hardware keep DIRECTORY SYMBOL... --into TARGET
+    python -m tsmla_emulator.prove.hardware.memory record DIRECTORY [SYMBOL...] --commit HASH
+    python -m tsmla_emulator.prove.hardware.memory compare DIRECTORY [SYMBOL...] [--machine-code] [--hardware-sums]
+    python -m tsmla_emulator.prove.hardware.memory keep DIRECTORY SYMBOL... --into TARGET
 
 Both sides run the same host code on the same emulated memory; only what a kernel does to that memory is the GPU's or
 the emulator's. Inputs are drawn by integer arithmetic, and their digests are recorded: where they differ, the two
@@ -39,14 +39,14 @@ from tsmla.identity.variant import Variant
 from tsmla.loading import resolve, toolchain
 from tsmla.loading.manifest import images_of
 
-from ..run import emulate
-from ..run.host.capture import extents, parameters_of
-from ..run.host.compile import Compiled, compile_for_emulation
-from ..run.host.memory import Extent, merged
-from ..run.host.tensor import EmulatedTensor, plain
-from ..run.machine import Options
-from ..run.sass.image import extracted, kernels
-from . import check
+from ...run import emulate
+from ...run.host.capture import extents, parameters_of
+from ...run.host.compile import Compiled, compile_for_emulation
+from ...run.host.memory import Extent, merged
+from ...run.host.tensor import EmulatedTensor, plain
+from ...run.machine import Options
+from ...run.sass.image import extracted, kernels
+from .. import check
 
 _ALIGNED = 512
 """Bytes of which the address of a tensor on a GPU is a multiple; places within it are those of emulated memory."""
@@ -212,8 +212,8 @@ def record(directory: Path, commit: str, symbols: Sequence[str]) -> int:
     variants = [check.find(symbol) for symbol in symbols] or check.variants([Arch.SM90A])
     functions = {variant: resolve.resolve(variant).function for variant in variants}
     certificate = (
-        f"{torch.cuda.get_device_name()}; torch {torch.__version__}; python -m tsmla_emulator.prove.hardware record; "
-        f"{datetime.date.today().isoformat()}; commit {commit}"
+        f"{torch.cuda.get_device_name()}; torch {torch.__version__}; "
+        f"python -m tsmla_emulator.prove.hardware.memory record; {datetime.date.today().isoformat()}; commit {commit}"
     )
     digests = code_digests(variants, toolchain.shipped_libraries())
     arrays: dict[str, dict[str, Any]] = collections.defaultdict(dict)

@@ -1,7 +1,7 @@
 """Runs products of matrices, matrix loads and stores, and special functions on a GPU, and compares the emulator.
 
-    python -m tsmla_emulator.prove.products record DIRECTORY --commit HASH
-    python -m tsmla_emulator.prove.products compare DIRECTORY
+    python -m tsmla_emulator.prove.hardware.products record DIRECTORY --commit HASH
+    python -m tsmla_emulator.prove.hardware.products compare DIRECTORY
 
 The kernels of products.cu are compiled by nvcc; a record holds the image that ran, which the emulator runs, too.
 """
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ..run.machine import Launch, Options, Region, run_launches
-from ..run.sass.program import machine_code_module
+from ...run.machine import Launch, Options, Region, run_launches
+from ...run.sass.program import machine_code_module
 from .opcodes import Driver
 
 SOURCE = Path(__file__).with_name("products.cu")

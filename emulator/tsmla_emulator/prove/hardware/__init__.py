@@ -1,0 +1,1 @@
+"""What a GPU left: records of kernels, instructions and products that ran on one, and the emulator beside them."""
