@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     reached = commands.add_parser("reach", help=text, description=text)
     reached.set_defaults(run=_reach)
     reached.add_argument("symbols", nargs="+", metavar="SYMBOL", help="kernels of tsmla")
+    reached.add_argument("--machine-code", action="store_true", help="of what ptxas made of them")
     text = "change an instruction that synchronises, places or masks, one at a time, and tell which no check catches"
     mutate = commands.add_parser("mutate", help=text, description=text)
     mutate.set_defaults(run=_mutate)
@@ -204,7 +205,7 @@ def _reach(given: argparse.Namespace) -> int:
 
     reasons, left = reach.reasons(), 0
     for variant in [check.find(symbol) for symbol in given.symbols]:
-        lines, without = reach.told(variant, reasons)
+        lines, without = reach.told(variant, reasons, given.machine_code)
         print(*lines, sep="\n", flush=True)
         left += without
     return 1 if left else 0

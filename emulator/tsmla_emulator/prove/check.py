@@ -16,6 +16,7 @@ import torch
 import tsmla
 from tsmla.identity.arch import SHIPPED_ARCHS, Arch
 from tsmla.identity.call import OPERATORS
+from tsmla.identity.plan import DEALS
 from tsmla.identity.row_format import ROWS, uniform_row
 from tsmla.identity.support import CACHE_DTYPES, PREFILL_DIMS, pack_dims
 from tsmla.identity.variant import (
@@ -48,6 +49,7 @@ from .calls.decode import (
     DECODE_BOUNDS,
     DECODE_BOUNDS_ROWS,
     DECODE_BOUNDS_WINDOWS,
+    DECODE_DIFFERING,
     DECODE_DIVIDED,
     DECODE_HIDING,
     DECODE_LENGTHS,
@@ -222,8 +224,16 @@ def _ways(variant: DecodeVariant, all_ways: bool, at_bounds: bool) -> Iterator[t
             continue
         most = rows == rows_of_each[-1]
         hiding, heads = (HOPPER_TURNED_ROWS, 2) if turns_values(variant) and most else (rows, None)
-        yield from ((hiding, DECODE_HIDING, Way(varies, hides=True, heads=heads)) for varies in ways)
-        yield from ((rows, None, Way(varies, other=True)) for varies in ways)
+        if rows == HOPPER_PAIR_ROWS:  # requests of one token are divided among pairs
+            yield rows // 2, DECODE_HIDING, Way(hides=True, heads=rows // 2)
+        else:
+            yield hiding, DECODE_HIDING, Way(hides=True, heads=heads)
+        if all_ways:
+            yield hiding, DECODE_HIDING, Way(True, hides=True, heads=heads)
+        yield rows, None, Way(other=True)
+        if all_ways:
+            differs = DEALS[variant.arch].row_tile + 2, DECODE_DIFFERING
+            yield *(differs if most else (rows, None)), Way(True, other=True)
         heads, tokens = 1, max(rows, DECODE_BOUNDS_ROWS if most else HOPPER_FEW_ROWS)
         if rows == HOPPER_PAIR_ROWS:
             heads, tokens = rows // 2, 1

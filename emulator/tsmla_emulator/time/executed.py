@@ -5,20 +5,17 @@ What a warp ran is the instruction stream itself, so that of its costs only the 
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from typing import Any
 
 import numpy as np
 
-from ..run.machine import parse
-from ..run.ptx.model import Entry
 from ..run.ptx.program import PACK
 from ..run.sass.code import NONE
 from ..run.sass.kernel import RESERVED_SHARED
 from ..run.sass.lower_async import asks_once
 from ..run.sass.model import BYTES, Predicate
-from ..run.sass.program import MachineProgram
+from ..run.sass.program import MachineProgram, with_sources
 from .costs import Cost, Operation, Text, acts, effect, operation
 from .machine_code import plain
 from .machines import Machine
@@ -41,7 +38,7 @@ class Code:
     """
 
     def __init__(self, program: MachineProgram, text: str = ""):
-        self.entry = _with_sources(program, text)
+        self.entry = with_sources(program, text)
         self.instructions = program.instructions
         self.operations = [_operation(packed) for packed in PACK.iter_unpack(program.code)]
         self.of = np.array([*(one.line // BYTES for one in program.entry.instructions), len(self.instructions)])
@@ -64,21 +61,6 @@ class Code:
                 if any((p.number, p.uniform) == (answer.number, answer.uniform) for p in given):
                     return at
         return None
-
-
-def _with_sources(program: MachineProgram, text: str) -> Entry:
-    """Return a kernel's entry whose instructions say where they stand in the sources, where the library tells it."""
-    entry, lines = program.entry, program.kernel.lines
-    if not lines or entry.name not in (known := parse(text).entries):
-        return entry
-    sources = {one.line: one.source for one in known[entry.name].instructions}
-    starts = sorted(lines)
-    made = []
-    for one in entry.instructions:
-        before = bisect.bisect(starts, one.line)
-        line = lines[starts[before - 1]] if before else 0
-        made.append(dataclasses.replace(one, source=sources.get(line)))
-    return dataclasses.replace(entry, instructions=made)
 
 
 def _operation(packed: tuple[int, ...]) -> Operation:

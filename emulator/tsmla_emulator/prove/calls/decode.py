@@ -62,6 +62,9 @@ rows begin and end everywhere:
 - The last request's keys end with a tile, and with a page in the middle of a tile, behind which the page table has no
   entry. It has query tokens where requests differ in these, too.
 """
+DECODE_DIFFERING = (70, 1800)
+"""Keys of requests of a pack of which the first has two row tiles and the other one: groups have one CTA (or pair), the
+first takes two rounds, the other is split, and on Hopper the combine has fewer row tiles than there are CTAs."""
 DECODE_HIDING = (70, 0, 170, 330, 130, 200, 4192)
 """Keys of requests of a decode with visible lengths. They end as those of DECODE_BOUNDS, also many tiles behind the
 first of a CTA. The first query token of the longest request sees no key: its visible length ends where its window
@@ -83,14 +86,16 @@ def given_query(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
     return stored_as(query_row(variant), numbers)
 
 
-def given_cache(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
+def given_cache(variant: DecodeVariant, numbers: torch.Tensor, negative: bool = False) -> Any:
     """Return keys [..., 576] of a decode as the operator takes them.
 
     Where each key has a scale, not all scales are powers of two, and three of four keys that are NaN have -0 for
-    theirs.
+    theirs. negative: where keys have several, the second of some is less than 0.
     """
-    rows = stored_as(variant.row, numbers)
+    rows: Any = stored_as(variant.row, numbers)
     if not variant.row.apart:
+        if negative and variant.row.scales is not None:
+            rows.view(torch.uint8)[..., LATENT_DIM + 7] |= torch.where(numbers[..., 0] > 2, 0x80, 0).to(torch.uint8)
         return rows
     latent, rope, scales = rows
     scales = torch.where(numbers[..., 0] > 0, 1.25 * scales, scales)
@@ -140,7 +145,7 @@ class Way:
     varies: requests differ in query tokens, which lie in a pack.
     hides: with visible lengths, random ones.
     other: what calls need not have: heads are the query's outermost dimension in memory, so that its rows follow each
-        other nowhere, pages have 64 keys, and heads have sinks, which the LSE counts.
+        other nowhere, pages have 64 keys, some scales in rows are negative, and heads have sinks, which the LSE counts.
     window: `window_left`; by default one that hides some keys of the longest request.
     heads: by default so many that equal requests have two query tokens.
     """
@@ -172,7 +177,7 @@ def decode(
         hidden = DECODE_HIDDEN_OF_PACK if way.varies else DECODE_HIDDEN_MORE
     window = max(key_counts) - q_len - hidden if way.window is None else way.window
     limits: list[Any] = _visible(q_lens, key_counts, hidden) if way.hides else [None] * len(q_lens)
-    keys = _keys(variant, page, q_lens, key_counts, limits, window)
+    keys = _keys(variant, page, q_lens, key_counts, limits, window, way.other)
     query = _query(variant, sum(q_lens), heads)
     given_rows = given_query(variant, query if way.varies else query.unflatten(0, (-1, q_len)))
     sinks = torch.linspace(*SINKS, heads, device="cuda")
@@ -184,7 +189,10 @@ def decode(
         more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
     if way.other:
         more |= {"sinks": sinks, "lse_includes_sink": variant.lse}
-        if not variant.row.apart:
+        if variant.row.apart:
+            latent, rope, factors = given_rows
+            given_rows = (*(x.movedim(-2, 0).contiguous().movedim(0, -2) for x in (latent, rope)), factors)
+        else:
             given_rows = given_rows.movedim(-2, 0).contiguous().movedim(0, -2)
     scale = (LATENT_DIM + ROPE_DIM) ** -0.5
     size = tsmla.decode_workspace_size(len(q_lens), q_len, heads, max(key_counts), varies=way.varies)
@@ -249,8 +257,9 @@ def _keys(
     key_counts: tuple[int, ...],
     limits: list[Any],
     window: int,
+    negative: bool,
 ) -> _Keys:
-    """Return random keys of each request, in pages: NaN where no row sees them."""
+    """Return random keys of each request, in pages: NaN where no row sees them. negative: see `given_cache`."""
     width = LATENT_DIM + ROPE_DIM
     tables, all_pages = page_tables(key_counts, page, spare_pages=1, unused=None)
     rows = []
@@ -260,7 +269,7 @@ def _keys(
         taken = -(-count // page)
         keys = torch.randn(taken * page, width, device="cuda")
         keys[:DECODE_FAINT] *= 0.05
-        rows.append(given_cache(variant, keys[:count]))
+        rows.append(given_cache(variant, keys[:count], negative))
         for piece in rows[-1][:2] if variant.row.apart else rows[-1:]:
             piece[no_page] = 0
         keys[: max(0, count - tokens - window)] = math.nan
@@ -269,7 +278,7 @@ def _keys(
         put_keys(cache, tables[request : request + 1], [keys])
         if taken > DECODE_NO_PAGE:
             tables[request, DECODE_NO_PAGE] = -1
-    return _Keys(given_cache(variant, cache), tables.to("cuda"), rows)
+    return _Keys(given_cache(variant, cache, negative), tables.to("cuda"), rows)
 
 
 def _query(variant: DecodeVariant, tokens: int, heads: int) -> torch.Tensor:

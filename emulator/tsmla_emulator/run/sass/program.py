@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import math
 import struct
 from pathlib import Path
 
-from ..machine import Launch
+from ..machine import Launch, parse
 from ..ptx import model as ptx
 from ..ptx.encoding import op_number
 from ..ptx.program import PACK, Program
@@ -132,6 +133,24 @@ def lowered(kernel: Kernel, instructions: list[Instruction]) -> MachineProgram:
         entry, packed, tuple(lists), tuple(code.constants.values), SLOTS, kernel.shared_bytes, talk, kernel,
         tuple(instructions),
     )  # fmt: skip
+
+
+def with_sources(program: MachineProgram, text: str) -> ptx.Entry:
+    """Return a kernel's entry whose instructions say where they stand in the sources, where the library tells it.
+
+    text: the PTX that it was made of.
+    """
+    entry, lines = program.entry, program.kernel.lines
+    if not lines or entry.name not in (known := parse(text).entries):
+        return entry
+    sources = {one.line: one.source for one in known[entry.name].instructions}
+    starts = sorted(lines)
+    made = []
+    for one in entry.instructions:
+        before = bisect.bisect(starts, one.line)
+        line = lines[starts[before - 1]] if before else 0
+        made.append(dataclasses.replace(one, source=sources.get(line)))
+    return dataclasses.replace(entry, instructions=made)
 
 
 def _orders_clusters(instruction: Instruction) -> bool:
