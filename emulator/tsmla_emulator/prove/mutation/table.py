@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 NO_REASONS = Reasons()
 
 LENGTHS = (
-    (285, 130, 129, 140, 128, 128, 128, 128, 140, 120, 120, 128, 128, 128, 200),
-    (865, 420, 1, 0, 257, 255, 265, 247, 2570, 128, 160, 161, 162, 193, 300),
+    (285, 130, 129, 140, 128, 128, 128, 128, 140, 120, 120, 128, 129, 128, 128, 200),
+    (865, 420, 1, 0, 257, 255, 265, 247, 2570, 128, 160, 161, 1, 162, 193, 300),
 )
 """Query and KV lengths of a prefill's sequences, so that mutants of every kind change something:
 
@@ -36,7 +36,9 @@ LENGTHS = (
 - so many KV tiles that each of the loads of a step meets each of Blackwell's ring slots;
 - a query tile, of 128 rows or 192, that sees fewer KV tiles than its sequence's last and is one of several of a CTA;
 - two query tiles of Blackwell's, of which the second visits three KV tiles, all of them masked, and the first all but
-  one of these.
+  one of these;
+- three KV tiles of Hopper's 8-bit kernel, and behind them, of the same CTA, a query tile whose first warpgroup sees no
+  key: it passes over all tiles while another may not have begun with the three.
 """
 DECODE_LENGTHS = (
     0, 0, 0, 0, 0, 0, 0, 0, 0, 70, 70, 70, 4208, 0, 0, 0, 70, 170, 130, 0, 0, 10, 330, 70, 130, 330, 200, 0, 330,
