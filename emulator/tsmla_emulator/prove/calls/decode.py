@@ -53,14 +53,15 @@ DECODE_STRIPS = 4
 DECODE_FAINT = 128
 """How many first keys of each request are a twentieth as large as the others: row maxima grow until outputs are
 rescaled."""
-DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (*range(101, 231, 3), 1056), (69, 150, 700), 64
+DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (*range(101, 231, 3), 1056), (69, 150, 250, 700), 64
 """Keys of requests, `window_left` of calls, and query tokens (of one head) of the longest requests, of decodes in which
 rows begin and end everywhere:
 
 - The first and the last key that a row sees lie in every column of a tile of 64 keys, in a CTA's first tiles and in
   later ones.
 - The last request's keys end with a tile, and with a page in the middle of a tile, behind which the page table has no
-  entry. It has query tokens where requests differ in these, too.
+  entry. It has query tokens where requests differ in these, too. Windows leave it two tiles, four, five and twelve:
+  Hopper's kernel of few rows looks up pages of six tiles before its first.
 """
 DECODE_DIFFERING = (70, 1800)
 """Keys of requests of a pack of which the first has two row tiles and the other one: groups have one CTA (or pair), the
