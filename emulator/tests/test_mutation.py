@@ -105,7 +105,7 @@ def kernels(tmp_path_factory):
     found = {}
     small = pytest.MonkeyPatch()
     small.setattr(mutation_table, "DECODE_LENGTHS", DECODE_LENGTHS)
-    small.setattr(check, "DECODE_HIDING", (70, 0, 170))
+    small.setattr(check, "DECODE_HIDING", (70, 0, 170, 330))
     for symbol in (PREFILL, BLACKWELL, PACK, DECODE):
         for name, (ptx, *some) in mutation_table.recorded(symbol, tmp_path_factory.mktemp("records")).items():
             found[name] = ptx.read_text(), *([Record(path) for path in records] for records in some)
