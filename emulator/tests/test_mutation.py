@@ -461,6 +461,15 @@ def test_what_is_never_executed_does_not_count(kernels):
     assert reached.kind == "race" and not unreachable.executed and not unreachable.survived
 
 
+def test_a_starved_warp_is_interrupted_behind_every_instruction(subjects):
+    """The first warpgroup, with a single KV tile, lets go the second one's query: the loading warp then waits in vain,
+    if it comes so late that it has not begun to load that query."""
+    subject = subjects(LONG)
+    (site,) = [site for site in subject.sites if "q.release: mbarrier.arrive at the next mbarrier" in site.label]
+    (schedule,) = [each for each in mutate.schedules(12) if each[0] == "eager, warp 0 starved and interrupted"]
+    assert subject.try_out(site, [schedule]).kind == "deadlock"
+
+
 def test_earlier_results_that_another_lane_stores_over_are_a_race(subjects):
     """Lanes of a quad exchange what they store, so that one once overwrote what another had yet to add."""
     subject = subjects(PREFILL)

@@ -110,8 +110,9 @@ def schedules(warps: int) -> Iterator[tuple[str, Options]]:
         yield f"eager, warps {named} starved and interrupted", dataclasses.replace(ahead, quantum=0)
     for warp in range(warps):
         yield f"late, warp {warp} starved", dataclasses.replace(race, starve=(warp,))
-        # Late, whatever is asynchronous waits for the starved warp, too: others never get far ahead of it.
-        interrupted = dataclasses.replace(race, starve=(warp,), async_mode="eager", quantum=0)
+        # Late, whatever is asynchronous waits for the starved warp, too: others never get far ahead of it. It is
+        # interrupted behind every instruction, so that others come as far as they can before each.
+        interrupted = dataclasses.replace(race, starve=(warp,), async_mode="eager", quantum=1)
         yield f"eager, warp {warp} starved and interrupted", interrupted
 
 
