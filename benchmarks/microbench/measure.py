@@ -18,7 +18,7 @@ from pathlib import Path
 from .. import protocol, runner
 
 HERE = Path(__file__).parent
-TOPICS = ("pipes", "sync", "wgmma", "shared", "tma", "gather", "gather-prompts", "launch", "dependents")
+TOPICS = ("pipes", "sync", "wgmma", "shared", "tma", "gather", "gather-prompts", "launch", "dependents", "code")
 """Names of programs, some with an argument behind a hyphen."""
 TARGET = "-gencode=arch=compute_90a,code=sm_90a"
 SECONDS = 60
