@@ -128,10 +128,9 @@ def _parts() -> SimpleNamespace:
         names: dict[str, Any] = {"__builtins__": {**vars(builtins), "__import__": importer}, "__name__": name}
         file = here / f"{name.replace('.', '/')}.py"
         exec(compile(file.read_text("utf-8"), str(file), "exec"), names)
-        if name == "parts.warp":
-            names["LANES"] = 1
         if name == "decode.line":
-            # The lane keeps all numbers of its work.
+            # A lane looks at as many requests as ever, and is the whole warp; it keeps all numbers of its work.
+            names["WARP_REQUESTS"] = names["LANE_REQUESTS"]
             names["LaneWork"] = _LaneWork
             names["Work"].own = property(lambda work: work)
         if name == "decode.partials":
@@ -172,7 +171,6 @@ def _language() -> SimpleNamespace:
     return SimpleNamespace(
         cute=SimpleNamespace(jit=constant, arch=arch),
         const_expr=constant,
-        range=lambda *bounds, unroll: range(*bounds),
         range_constexpr=range,
         min=min,
         max=max,

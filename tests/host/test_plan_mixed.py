@@ -74,21 +74,31 @@ def test_no_worker_has_more_than_a_chunk(case, deal: Deal, workers: int) -> None
 @settings(max_examples=200, deadline=None)
 @given(case=requests(), deal=st.sampled_from([FINE, COARSE, *IN_STEP, *DEALS.values()]), workers=st.integers(8, 80))
 def test_keys_are_read_once_where_that_costs_little(case, deal: Deal, workers: int) -> None:
-    """The line is cut as if all requests had the most row tiles, unless these differ and groups of as many workers as
-    the fewest keep busy have much less to do each."""
+    """Where requests differ in row tiles, groups are of as many workers as the fewest keep busy, unless those for the
+    most have little more to do each. Those are cut as if all requests had the most, where one warp deals."""
     heads, q_lens, seq_lens = case
     line = deal_out(deal, seq_lens, q_lens, heads, workers, 1000).line
     alike = deal_out(deal, seq_lens, [max(q_lens) if q else 0 for q in q_lens], heads, workers, 1000).line
     row_tiles = [-(-q * heads // deal.row_tile) for q in q_lens if q]
-    expected = 0, alike.chunk
-    if row_tiles and min(row_tiles) < max(row_tiles):
-        few = min(*row_tiles, MAX_GROUP, workers)
-        each = [-(-n // deal.tile_kv) + deal.overhead for n, q in zip(seq_lens, q_lens, strict=True) if q]
-        total = sum(length * -(-tiles // few) for length, tiles in zip(each, row_tiles, strict=True))
-        chunk = max(-(-total // min(workers // few, 1000 // few // 2 + 1)), deal.least)
-        if alike.terms.rounds > 1 or alike.chunk > chunk + 3 * chunk // (8 * few) + 1:
-            expected = few, chunk
-    assert (line.own_group, line.chunk) == expected
+    if not row_tiles or min(row_tiles) == max(row_tiles):
+        assert (line.own_group, line.chunk) == (0, alike.chunk)
+        return
+    each = [-(-n // deal.tile_kv) + deal.overhead for n, q in zip(seq_lens, q_lens, strict=True) if q]
+
+    def chunk(group: int) -> int:
+        total = sum(length * -(-tiles // group) for length, tiles in zip(each, row_tiles, strict=True))
+        return max(-(-total // min(workers // group, 1000 // group // 2 + 1)), deal.least)
+
+    few = min(*row_tiles, MAX_GROUP, workers)
+    of_few, most = (few, chunk(few)), row_tiling(max(q_lens) * heads, deal.row_tile)
+    if deal.in_step:
+        once = most.rounds == 1 and alike.chunk <= of_few[1] + 3 * of_few[1] // (8 * few) + 1
+        of_many = 0, alike.chunk
+    else:
+        of_many = most.group, chunk(most.group)
+        little = of_few[1] // (8 * few * few)
+        once = most.rounds == 1 and most.group > few and of_many[1] - of_few[1] <= little
+    assert (line.own_group, line.chunk) == (of_many if once else of_few)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ from tsmla.identity.plan import MAX_GROUP, row_tiling
 
 from ..parts.division import Divisor, divisor_of, quotient, quotient_up
 from ..parts.keys.visible import MOST, Visibility, VisibleKeys, keys_of_tokens, tokens_of_two, varies
-from ..parts.warp import LANES
 
 LANE_REQUESTS = 2
 """Requests that a lane looks at together, so that their loads are in flight together."""
-WARP_REQUESTS = LANES * LANE_REQUESTS
+WARP_REQUESTS = 32 * LANE_REQUESTS
 
 
 class Terms(NamedTuple):
@@ -178,39 +177,33 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, wor
 
 
 @cute.jit
-def cut_line(
-    deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, in_loop: cutlass.Constexpr[bool] = False
-) -> Line:
+def cut_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> Line:
+    """Cut the line. Where one warp of a CTA deals, its code counts, which lies in front of the other roles'
+    (kernels/log/hopper-decode.md, "Where code lies"); where each role cuts the line on its own, its registers do: ptxas
+    spills some with the code of the other, and the other's with this."""
+    return _cut_shortly(deal, view, terms) if const_expr(deal.in_step > 0) else _cut_apart(deal, view, terms)
+
+
+@cute.jit
+def _cut_shortly(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> Line:
     """Cut the line: as if all requests had the most row tiles, or, where they differ, into groups of as many workers as
     the fewest row tiles keep busy.
 
     Such groups leave nobody idle, but other requests then take several rounds, each of which reads the keys. They are
     taken where the other cut's chunks are much longer: the more row tiles a round has, the less its keys count
-    (kernels/log/hopper-decode.md, "Packs, small and mixed").
-
-    in_loop: whether the code that looks at all requests stands once, and runs twice where they differ. The registers of
-    Hopper's dealing warp allow nothing else; those of Blackwell's roles, which each cut the line, do not allow it."""
+    (kernels/log/hopper-decode.md, "Packs, small and mixed")."""
     total, few, again = Int32(0), Int32(0), Boolean(True)
     positions, longest, least = Int32(0), Int32(0), Int32(0)
-    if const_expr(in_loop):
-        while again:
-            positions, longest, least = _measured(deal, view, terms, few)
-            again = Boolean(False)
-            if few == 0:
-                total = positions * terms.rounds
-                if terms.mixes != 0:
-                    least = cute.arch.warp_redux_sync(least, "min")
-                    if least < terms.row_tiles:
-                        few = _workers_for(terms, least)
-                        again = Boolean(True)
-    else:
-        positions, longest, least = _measured(deal, view, terms, None)
-        total = positions * terms.rounds
-        if terms.mixes != 0:
-            least = cute.arch.warp_redux_sync(least, "min")
-            if least < terms.row_tiles:
-                few = _workers_for(terms, least)
-                positions, _, _ = _measured(deal, view, terms, few)
+    while again:
+        positions, longest, least = _measured(deal, view, terms, few)
+        again = Boolean(False)
+        if few == 0:
+            total = positions * terms.rounds
+            if terms.mixes != 0:
+                least = cute.arch.warp_redux_sync(least, "min")
+                if least < terms.row_tiles:
+                    few = cutlass.min(cutlass.min(least, MAX_GROUP), terms.workers.value)
+                    again = Boolean(True)
     groups, chunk, unit_length = _cut(deal, terms, total, cutlass.max(longest - deal.overhead, 1))
     own_group = Int32(0)
     if few > 0:
@@ -226,9 +219,7 @@ def cut_line(
 
 
 @cute.jit
-def _measured(
-    deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, few: Int32 | None
-) -> tuple[Int32, Int32, Int32]:
+def _measured(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, few: Int32) -> tuple[Int32, Int32, Int32]:
     """What the lengths of all requests come to: positions, if groups have `few` workers, or if each request has one
     round where there are none; positions of the longest unit; and the fewest row tiles of a request, in each lane of
     those that it looked at."""
@@ -241,17 +232,46 @@ def _measured(
             longest = cutlass.max(longest, length)
             row_tiles = row_tiles_of(deal, terms, spans[i].length)
             least = cutlass.min(least, row_tiles if row_tiles > 0 else Int32(MOST))
-            if const_expr(few is not None):
-                if few > 0:
-                    length *= quotient_up(row_tiles, few)
+            if few > 0:
+                length *= quotient_up(row_tiles, few)
             positions += length
         base += WARP_REQUESTS
     return cute.arch.warp_redux_sync(positions, "add"), cute.arch.warp_redux_sync(longest, "max"), least
 
 
-def _workers_for(terms: Terms, row_tiles: Int32) -> Int32:
-    """Workers of a group for so many row tiles."""
-    return cutlass.min(cutlass.min(row_tiles, MAX_GROUP), terms.workers.value)
+@cute.jit
+def _cut_apart(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> Line:
+    """Cut the line: where requests differ in row tiles, by `_cut_mixed`."""
+    batch = terms.batch
+    total, longest, base, tokens = Int32(0), Int32(0), Int32(0), Int32(0)
+    least, most = Int32(MOST), Int32(0)
+    while base < batch:
+        request = base + LANE_REQUESTS * cute.arch.lane_idx()
+        *spans, tokens = tokens_of_two(view, request, tokens)
+        for i in cutlass.range_constexpr(LANE_REQUESTS):
+            length = length_of_units(deal, view, batch, request + i, spans[i].length)
+            total += length
+            longest = cutlass.max(longest, length)
+        if terms.mixes != 0:
+            for i in cutlass.range_constexpr(LANE_REQUESTS):
+                row_tiles = row_tiles_of(deal, terms, spans[i].length)
+                most = cutlass.max(most, row_tiles)
+                least = cutlass.min(least, row_tiles if row_tiles > 0 else Int32(MOST))
+        base += WARP_REQUESTS
+    total = cute.arch.warp_redux_sync(total, "add") * terms.rounds
+    longest = cutlass.max(cute.arch.warp_redux_sync(longest, "max") - deal.overhead, 1)
+    differ = Boolean(False)
+    if terms.mixes != 0:
+        least = cute.arch.warp_redux_sync(least, "min")
+        differ = (cute.arch.warp_redux_sync(most, "max") > 0) & (least < terms.row_tiles)
+    groups, chunk, unit_length, own_group = Int32(0), Int32(0), Int32(0), Int32(0)
+    if differ:
+        own_group, total, groups, chunk = _cut_mixed(deal, view, terms, least)
+    else:
+        groups, chunk, unit_length = _cut(deal, terms, total, longest)
+        if unit_length > 0:
+            total = terms.units * unit_length
+    return Line(view, terms, own_group, groups, chunk, unit_length, total)
 
 
 @cute.jit
@@ -315,6 +335,55 @@ def _cut(deal: cutlass.Constexpr[Deal], terms: Terms, total: Int32, longest: Int
         else:
             groups = split_groups
     return groups, chunk, unit_length
+
+
+@cute.jit
+def _cut_mixed(
+    deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, least: Int32
+) -> tuple[Int32, Int32, Int32, Int32]:
+    """(own_group, total, groups, chunk) where requests differ in row tiles, of which none has fewer than `least`.
+
+    Groups of as many workers as the fewest row tiles keep busy leave nobody idle, but other requests then take several
+    rounds, each of which reads the keys. Where groups for the most row tiles read all keys once, and chunks grow little
+    by it, they are taken: the fewer row tiles a round has, the more its keys count (kernels/log/hopper-decode.md,
+    "Requests with fewer tokens than others")."""
+    few = cutlass.min(cutlass.min(least, MAX_GROUP), terms.workers.value)
+    total, total_of_many = _totals_of_mixed(deal, view, terms, few)
+    own_group = few
+    groups, chunk = _cut_in_groups(deal, terms, few, total)
+    groups_of_many, longer = _cut_in_groups(deal, terms, terms.group, total_of_many)
+    little = quotient(chunk, 8 * few * few)
+    if (terms.rounds == 1) & (terms.group.value > few) & (longer - chunk <= little):
+        own_group, total, groups, chunk = terms.group.value, total_of_many, groups_of_many, longer
+    return own_group, total, groups, chunk
+
+
+@cute.jit
+def _cut_in_groups(
+    deal: cutlass.Constexpr[Deal], terms: Terms, group: Int32 | Divisor, total: Int32
+) -> tuple[Int32, Int32]:
+    """(groups, chunk) where cuts fall where they may."""
+    groups = quotient(terms.workers.value, group)
+    if not leaves_whole(terms):
+        groups = cutlass.min(groups, quotient(terms.slots, group) // 2 + 1)
+    return groups, cutlass.max(quotient_up(total, groups), deal.least)
+
+
+@cute.jit
+def _totals_of_mixed(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, few: Int32) -> tuple[Int32, Int32]:
+    """Positions of all requests where these differ in row tiles, if groups have `few` workers, and if they are as for
+    the most row tiles."""
+    of_few, of_many, base, tokens = Int32(0), Int32(0), Int32(0), Int32(0)
+    while base < terms.batch:
+        request = base + LANE_REQUESTS * cute.arch.lane_idx()
+        *spans, tokens = tokens_of_two(view, request, tokens)
+        for i in cutlass.range_constexpr(LANE_REQUESTS):
+            length = length_of_units(deal, view, terms.batch, request + i, spans[i].length)
+            row_tiles = row_tiles_of(deal, terms, spans[i].length)
+            of_few += length * quotient_up(row_tiles, few)
+            of_many += length * quotient_up(row_tiles, terms.group)
+        base += WARP_REQUESTS
+    return cute.arch.warp_redux_sync(of_few, "add"), cute.arch.warp_redux_sync(of_many, "add")
 
 
 @cute.jit

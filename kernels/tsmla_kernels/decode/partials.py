@@ -26,7 +26,6 @@ from tsmla.identity.plan import RECORD_BYTES, row_tiling
 from ..parts.alignment import aligned
 from ..parts.keys.visible import Visibility
 from ..parts.precision import PartialRows
-from ..parts.warp import LANES
 from .line import Work, group_of, mixes, most_row_tiles
 from .segments import Segment, Unit, head_slot, split_of, tail_slot
 
@@ -144,8 +143,8 @@ def find_record(records: cute.Tensor, number: Int32) -> Int32:
     warp must ask together."""
     found, before, lane = Int32(-1), Int32(0), cute.arch.lane_idx()
     last = records.shape[0] - 1
-    for base in cutlass.range(0, last + 1, LANES * LANE_RECORDS, unroll=1):
-        places = [base + i * LANES + lane for i in range(LANE_RECORDS)]
+    for base in cutlass.range(0, last + 1, 32 * LANE_RECORDS, unroll=1):
+        places = [base + 32 * i + lane for i in range(LANE_RECORDS)]
         counts = [records[cutlass.min(place, last), 0] for place in places]
         for i in cutlass.range_constexpr(LANE_RECORDS):
             has_some = (counts[i] > 0) & (places[i] <= last)
@@ -153,7 +152,7 @@ def find_record(records: cute.Tensor, number: Int32) -> Int32:
             mine = before + cute.arch.popc(those & ((1 << lane) - 1))
             winner = cute.arch.vote_ballot_sync(has_some & (mine == number))
             if winner != 0:
-                found = base + i * LANES + cute.arch.popc(winner - 1)
+                found = base + 32 * i + cute.arch.popc(winner - 1)
             before += cute.arch.popc(those)
     return found
 

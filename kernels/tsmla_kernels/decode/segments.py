@@ -22,7 +22,6 @@ from ..parts.division import quotient, remainder
 from ..parts.keys.visible import (
     Visibility,
     VisibleKeys,
-    first_token_of,
     keys_of_tokens,
     tokens_behind,
     tokens_of_two,
@@ -135,7 +134,7 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, position: Int32) -> Unit:
             request = quotient(number, work.terms.rounds)
         round_number = number - request * work.terms.rounds
         start = number * work.unit_length
-        first_token = first_token_of(work.view, request)
+        first_token = _first_token_of(work.view, request)
     else:
         lane = cute.arch.lane_idx()
         base, end_token = Int32(0), Int32(0)
@@ -182,6 +181,19 @@ def _told(view: Visibility, request: Int32, one: Span, other: Span, lane: Int32)
     first_token = Int32(0)
     if varies(view):
         first_token = cute.arch.shuffle_sync(one.start if request % LANE_REQUESTS == 0 else other.start, lane)
+    return first_token
+
+
+@cute.jit
+def _first_token_of(view: Visibility, request: Int32) -> Int32:
+    """The first query token of any request, found by reading the lengths of all before it."""
+    first_token, base, end_token = Int32(0), Int32(0), Int32(0)
+    if varies(view):
+        while base <= request:
+            one, other, end_token = tokens_of_two(view, base + LANE_REQUESTS * cute.arch.lane_idx(), end_token)
+            base += WARP_REQUESTS
+            if base > request:
+                first_token = _told(view, request, one, other, request % WARP_REQUESTS // LANE_REQUESTS)
     return first_token
 
 

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from .warp import LANES, inclusive_maximum
+from .warp import inclusive_maximum
 
 
 class Span(NamedTuple):
@@ -57,15 +57,6 @@ def two_spans_behind(
         middle = cutlass.max(middle, start)
         end = cutlass.max(end, middle)
     return Span(start, middle - start), Span(middle, end - middle), cute.arch.shuffle_sync(end, 31)
-
-
-@cute.jit
-def start_behind_all(cum_seq_lens: cute.Tensor, sequence: Int32, rows: Int32) -> Int32:
-    """Where any sequence starts if no row is in two. Every lane of the warp must call it, for the same sequence."""
-    start, last = Int32(0), cutlass.min(sequence, cum_seq_lens.shape[0] - 1)
-    for base in cutlass.range(0, last + 1, LANES, unroll=1):
-        start = cutlass.max(start, _place(cum_seq_lens, cutlass.min(base + cute.arch.lane_idx(), last), rows))
-    return cute.arch.warp_redux_sync(start, "max")
 
 
 @cute.jit

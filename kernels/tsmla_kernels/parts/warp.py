@@ -6,7 +6,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-LANES = 32
 QUAD = 4
 """Neighbouring lanes that share a row."""
 

@@ -16,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from ..division import Divisor, divisor_of, quotient
-from ..seqlen import Span, span_behind, start_behind_all, two_spans_behind
+from ..seqlen import Span, span_behind, two_spans_behind
 
 MOST = (1 << 31) - 1
 """The largest number of 31 bits."""
@@ -109,16 +109,6 @@ def tokens_of_two(view: Visibility, request: Int32, before: Int32) -> tuple[Span
         one = Span(one.start, cutlass.min(one.length, view.q_len))
         other = Span(other.start, cutlass.min(other.length, view.q_len))
     return one, other, end
-
-
-@cute.jit
-def first_token_of(view: Visibility, request: Int32) -> Int32:
-    """Where the query tokens of any request begin, if requests vary in these, otherwise 0. All lanes of a warp must ask
-    together."""
-    first_token = Int32(0)
-    if varies(view):
-        first_token = start_behind_all(view.cum_seq_lens_q, request, view.tokens)
-    return first_token
 
 
 @cute.jit

@@ -39,7 +39,7 @@ def deal(
     code that only these need: where a CTA begins, instructions are in no cache yet. `apart`: whether CTAs with
     neighbouring numbers may be far from each other on the line."""
     if const_expr(varying):
-        line = cut_line(dealing, of_packs(view), terms, True)
+        line = cut_line(dealing, of_packs(view), terms)
         _deal(dealing, dealt, in_lanes(_work(line, apart)), partials)
     else:
         line = cut_line(dealing, *of_equal_lengths(view, terms))
