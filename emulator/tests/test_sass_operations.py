@@ -81,6 +81,7 @@ ONE_WORD = {
     "VIADDMNMX R20, R10, -R11, R12, !PT": lambda a, b, c: max(s(a - b), s(c)),
     "VIADDMNMX.U32 R20, R10, R11, 0x3, PT": lambda a, b, c: min(a + b & M, 3),
     "POPC R20, R10": lambda a, b, c: a.bit_count(),
+    "FLO.U32 R20, R10": lambda a, b, c: a.bit_length() - 1,
     "IABS R20, R10": lambda a, b, c: abs(s(a)),
     "MOV R20, R10": lambda a, b, c: a,
 }

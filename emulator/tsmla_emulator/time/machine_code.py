@@ -16,7 +16,7 @@ _OPCODES = {
     "fma": "FADD FFMA FMUL HADD2 HFMA2 IMAD",
     "fma2": "FADD2 FFMA2 FMUL2",
     "convert": "F2FP",
-    "special": "F2I I2F MUFU POPC",
+    "special": "F2I FLO I2F MUFU POPC",
     "load_shared": "ATOMS LDS LDSM",
     "store_shared": "STS STSM",
     "shuffle": "CREDUX REDUX SHFL",

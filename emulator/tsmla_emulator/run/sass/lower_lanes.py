@@ -192,5 +192,6 @@ LANES = {
     "IADD3": _add3, "UIADD3": _add3, "IMAD": _mad, "UIMAD": _mad, "LEA": _lea, "ULEA": _lea, "VIADD": _viadd,
     "LOP3": _lop3, "ULOP3": _lop3, "SHF": _shf, "USHF": _shf, "PRMT": _prmt, "UPRMT": _prmt,
     "SEL": _sel, "USEL": _sel, "VIMNMX": _vimnmx, "VIMNMX3": _vimnmx, "VIADDMNMX": _vimnmx,
-    "POPC": _one("popc.b32"), "UPOPC": _one("popc.b32"), "IABS": _one("abs.s32"), "UFLO": _leading,
+    "POPC": _one("popc.b32"), "UPOPC": _one("popc.b32"), "IABS": _one("abs.s32"), "FLO": _leading,
+    "UFLO": _leading,
 }  # fmt: skip

@@ -100,6 +100,7 @@ BOTH: list[Form] = [
     *arithmetic(0x046, "VIADDMNMX", "rr rn nr ur ru", D, A, Source("b", "-"), C, P87, parts=(TYPE, RELU)),
     *arithmetic(0x00F, "VIMNMX3", "rr nr ur", D, A, B, C, P87, parts=(TYPE, RELU)),
     form(0x309, "POPC", D, Reg(32, inverted=63)),
+    form(0x300, "FLO", D, Pred(81, silent=True), Reg(32), parts=(Choice(73, 1, ("U32", "")),)),
     form(0x81C, "PLOP3.LUT", P81, P84, P87, P77, Pred(68, 71, uniform_bit=67), TruthTable(), Int(16, 8)),
     # uniform
     *leas(0x091, "ULEA", "rr nr", UD, upred(81, silent=True), UP87, True),
