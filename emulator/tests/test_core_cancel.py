@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sass_kernels import run_lines
 from small_kernels import aligned, run
 from tsmla_emulator.run.machine import EmulationError
 from tsmla_emulator.run.ptx.model import PtxError
@@ -101,3 +102,22 @@ def test_the_response_is_waited_for_and_fenced():
 def test_a_query_of_all_coordinates_at_once_is_refused():
     with pytest.raises(PtxError, match="not implemented: clusterlaunchcontrol.query_cancel.get_first_ctaid.v4"):
         run(QUERY + "get_first_ctaid.v4.b32.b128 {%r1, %r2, %r3, %r4}, %d1;", aligned(np.zeros(4, np.uint32)))
+
+
+@pytest.mark.parametrize("bit", [24, 29])
+@pytest.mark.parametrize("to_all", [False, True], ids=["own", "all"])
+@pytest.mark.parametrize("place", [64, 128], ids=["response", "barrier"])
+def test_addresses_are_of_a_cta_that_there_is(place, to_all, bit):
+    """Also where the place of every CTA is taken instead."""
+    cancel = CANCEL.format(ALL if to_all else "").replace(f"[smem+{place}]", "[%r20]")
+    far = f"mov.b32 %r20, smem; add.u32 %r20, %r20, {place + (1 << bit)};"
+    who = rf"CTA {1 << bit - 24} of (the cluster, not to the executing|a cluster of 1)"
+    with pytest.raises(EmulationError, match=who):
+        run(worker(far + cancel), aligned(np.zeros(2, np.uint32)), grid=2, threads=32, shared=256, arch="sm_100a")
+
+
+@pytest.mark.parametrize("kind", ["BROADCAST", "SELFCAST"])
+def test_so_they_are_in_machine_code(kind):
+    lines = ["UMOV UR8, 0x480", "UMOV UR9, 0x1000500", f"UGETNEXTWORKID.{kind} [UR8], [UR9]", "EXIT"]
+    with pytest.raises(EmulationError, match=r"CTA 1 of (the cluster, not to the executing|a cluster of 1)"):
+        run_lines(lines, np.zeros(32, np.uint32), arch="sm_100a", shared_bytes=0x400)

@@ -272,6 +272,21 @@ TOLD:
     assert (out == expected).all()
 
 
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("bit", [24, 29])
+def test_multicast_names_a_barrier_in_a_cta_of_its_cluster(bit, group):
+    """Also where the CTAs of its mask take the place of the one that it names."""
+    copy = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+    body = f"""
+    @%p30 ret; mov.b64 %d10, k_param_0; cvta.param.u64 %d11, %d10; mov.b32 %r20, 0; mov.b16 %h1, 1;
+    mov.b32 %r40, smem; add.u32 %r40, %r40, {BARRIER + (1 << bit)};
+    {copy}{".cta_group::2" * (group == 2)} [smem], [%d11, {{%r20, %r20}}], [%r40], %h1;
+    """
+    where = rf"tensor copy's mbarrier at shared address 0x\w+: CTA {1 << bit - 24} of a cluster of 1"
+    with pytest.raises(EmulationError, match=where):
+        run(INIT + body, tensor_map(MATRIX, (16, 16)).encode(), MATRIX, shared=BARRIER + 64, arch="sm_100a")
+
+
 def test_what_a_map_and_an_address_must_be():
     def refused(match: str, map_: bytes, **options) -> None:
         with pytest.raises(EmulationError, match=match):

@@ -177,6 +177,7 @@ void load_tensor(Context& c, u32 lane) {
       if (mask >> target->rank & 1) op->targets.push_back(target.get());
     if (!mask || mask >> c.cluster.ctas.size())
       fault("memory", "multicast mask 0x%x in a cluster of %zu", mask, c.cluster.ctas.size());
+    c.cluster.cta_at(op->barrier_address, "tensor copy's mbarrier");
     op->barrier_follows = true, op->to_pair = in.flags & kPairGroup;
   } else {
     op->targets.push_back(&cta);

@@ -58,14 +58,18 @@ Step op_query_cancel(Context& c) {
 Step op_cancel(Context& c) {
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest)), address = u32(c.address(lane));
+    u32 barrier = c.warp.read(c.in.b)[lane] + u32(c.item(0, lane));
     auto op = std::make_unique<Cancel>();
     op->pc = c.group.pc, op->issuer = &c.warp;
     op->offset = address & kOffsetMask;
-    op->barrier_offset = (c.warp.read(c.in.b)[lane] + u32(c.item(0, lane))) & kOffsetMask;
-    if (c.in.flags & kMulticast)
+    op->barrier_offset = barrier & kOffsetMask;
+    if (c.in.flags & kMulticast) {
+      c.cluster.cta_at(address, "try_cancel"), c.cluster.cta_at(barrier, "try_cancel's mbarrier");
       for (auto& cta : c.cluster.ctas) op->targets.push_back(cta.get());
-    else
+    } else {
       op->targets.push_back(&window(c, kShared, address));
+      window(c, kShared, barrier);
+    }
     for (Cta* cta : op->targets)
       if (c.warp.trace) c.warp.trace->note(Note::kLoad, cta->rank << kRankShift | op->barrier_offset, kResponseBytes);
     if (c.cluster.events) op->actor = c.cluster.events->fork(c.actor(), op->pc, 0);

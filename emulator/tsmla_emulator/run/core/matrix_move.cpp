@@ -2,7 +2,7 @@
 // shared memory; mma, a product of 16 x 16 and 16 x 8.
 #include "matrix.h"
 
-// Of mma.sync on Hopper, as random words on an H200 have it (prove/products.py).
+// Of mma.sync on Hopper, as random words on an H200 have it (prove/hardware/products.py).
 constexpr Sums kWarpSums = {25, 23, 16, -133};
 
 Step op_matrix_move(Context& c, bool load) {

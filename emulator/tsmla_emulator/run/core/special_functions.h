@@ -2,8 +2,8 @@
 //
 // Each is a quadratic polynomial in the low bits of the argument's fraction, with coefficients by its high bits and a
 // square of which low columns are not summed, as in Oberman and Siu, "A High-Performance Area-Efficient Multifunction
-// Interpolator" (ARITH 2005). prove/special_functions.py finds the coefficients in what products.py recorded: one set
-// alone gives all 2^23 results of each function, and those of more than a million other arguments.
+// Interpolator" (ARITH 2005). prove/hardware/special_functions.py finds the coefficients in what products.py recorded:
+// one set alone gives all 2^23 results of each function, and those of more than a million other arguments.
 #pragma once
 #include <vector>
 

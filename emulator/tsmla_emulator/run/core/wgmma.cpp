@@ -26,7 +26,7 @@ struct WarpGroup {
 
 namespace {
 
-// As random words on an H200 have it (prove/products.py).
+// As random words on an H200 have it (prove/hardware/products.py).
 Sums hopper_sums(Element kind) {
   if (element_size(kind) == 1) return {13, 13, 32, -133};
   return {25, 23, 16, -133};
