@@ -21,7 +21,7 @@ from tsmla_emulator.run.sass.lower_async import asks_once
 from tsmla_emulator.run.sass.model import BYTES, Control
 from tsmla_emulator.time import problem
 from tsmla_emulator.time.costs import Text
-from tsmla_emulator.time.executed import Code, Executed
+from tsmla_emulator.time.executed import LINE, Code, Executed
 from tsmla_emulator.time.machine_code import plain
 from tsmla_emulator.time.machines import B200, H100
 from tsmla_emulator.time.replay import Memory, Prepared, Replayed, replay
@@ -34,14 +34,14 @@ Line = str | tuple[str, Control]
 """An instruction as nvdisasm prints it, with what it tells the scheduler; a stall of one clock by default."""
 
 
-def replayed(lines: list[Line], threads: int = 32) -> Replayed:
+def replayed(lines: list[Line], threads: int = 32, cold: bool = False) -> Replayed:
     """Run machine code and replay what ran."""
     texts = [line if isinstance(line, str) else line[0] for line in lines]
     controls = [Control(1) if isinstance(line, str) else line[1] for line in lines]
     both = zip(assembled(texts), controls, strict=True)
     program = program_of([dataclasses.replace(one, control=control) for one, control in both], threads=threads)
     report = run_program(program, np.zeros(32, np.uint32), TRACED, shared_bytes=64)
-    return replay(Executed(Code(program), H100), report.traces, NEAR)
+    return replay(Executed(Code(program), H100), report.traces, NEAR, cold=cold)
 
 
 def from_ptx(body: str, threads: int, **options) -> int:
@@ -66,6 +66,18 @@ def test_an_instruction_whose_guard_is_false_takes_its_turn_alone():
     start = ["ISETP.NE.U32.AND P0, PT, RZ, RZ, PT"]
     taken = [replayed([*start, *[f"{guard}{EXPONENTIAL}"] * 40, "EXIT"]).clocks for guard in ("@P0 ", "@!P0 ")]
     assert taken[0] == pytest.approx(40, abs=8) and taken[1] == pytest.approx(40 * 8, abs=16)
+
+
+@pytest.mark.parametrize("jumped", [0, 8, 600])
+def test_code_that_no_cache_holds_is_waited_for_a_line_at_a_time(jumped):
+    """Longer behind what a launch brings ahead; once by all warps that run it."""
+    of_line = LINE // BYTES
+    lines = [f"BRA {(1 + jumped * of_line) * BYTES:#x}", *["MOV R1, RZ"] * ((jumped + 8) * of_line), "EXIT"]
+    more = [replayed(lines, threads, True).clocks - replayed(lines, threads).clocks for threads in (32, 256)]
+    each = H100.line_behind if jumped > H100.lines_ahead.value else H100.line_ahead
+    lines_behind_the_jump = 9 if jumped else 8  # they begin in the middle of one
+    assert more[0] == pytest.approx(H100.line_ahead.value + lines_behind_the_jump * each.value, abs=10)
+    assert 0 < more[1] <= more[0]
 
 
 def waiting(between: int, scoreboard: int | None) -> list[Line]:

@@ -51,7 +51,16 @@ def test_a_long_call_takes_what_memory_takes_and_a_slow_sm_takes_longer():
     modelled = many.model(slow)
     sets = -(-131072 // many.rows_per_cta // (132 * 16))
     assert modelled.details["sets"] == sets and modelled.clocks > 1.5 * many.model(H200).clocks
-    assert modelled.clocks == sets * (modelled.shown.clocks + H200.cta_gap.value) - H200.cta_gap.value
+    issued = sets * (modelled.shown.clocks + H200.cta_gap.value) - H200.cta_gap.value
+    assert modelled.clocks == issued + modelled.details["code, once"]
+
+
+def test_code_costs_once():
+    modelled = found(WRITE, "1x65536x1x1").model(H200)
+    lines = H200.line_ahead.value, H200.line_behind.value
+    warm = dataclasses.replace(H200, line_ahead=Value(0, "test"), line_behind=Value(0, "test"))
+    assert modelled.details["code, once"] > 2 * lines[0]
+    assert found(WRITE, "1x65536x1x1").model(warm).details["code, once"] == 0
 
 
 def test_a_row_more_is_a_cta_more():

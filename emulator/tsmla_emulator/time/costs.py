@@ -56,6 +56,7 @@ class Cost:
     stall: int = 0
     awaits: int = 0
     sets: int = 0
+    line: int = 0
 
 
 class Text:

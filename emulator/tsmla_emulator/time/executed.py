@@ -21,6 +21,8 @@ from .machine_code import plain
 from .machines import Machine
 from .replay import ARRIVE, END, IDLE, WAIT, Prepared, table_of
 
+LINE = 128
+"""Bytes of a line of code."""
 FREE_SCOREBOARDS = ("plain", "wait", "tensor_load", "tensor_wait_store")
 """Kinds whose result frees a scoreboard. What is waited for otherwise, such as groups of copies, has one, too."""
 STOPS = ("MEMBAR.ALL.GPU", "MEMBAR.ALL.SYS", "USETMAXREG", "UTCATOMSWS")
@@ -94,7 +96,7 @@ class Executed(Prepared):
         cost = effect(code.operations[at], self.machine)
         if cost is None or cost.kind == "stall" and not instruction.name.startswith(STOPS):
             cost = plain(instruction, self.machine)
-        cost = dataclasses.replace(cost, rule="code", ordered=1)
+        cost = dataclasses.replace(cost, rule="code", ordered=1, line=1 + int(code.of[at]) * BYTES // LINE)
         if code.further[at]:
             return dataclasses.replace(cost, slots=0)
         said = instruction.control
@@ -138,7 +140,7 @@ class Executed(Prepared):
 
 def _skipped(cost: Cost) -> Cost:
     """Return what an instruction costs whose guard is false: its turn, and what it says to the scheduler."""
-    return Cost(cost.rule, ordered=cost.ordered, slots=cost.slots, stall=cost.stall, awaits=cost.awaits)
+    return Cost(cost.rule, ordered=cost.ordered, slots=cost.slots, stall=cost.stall, awaits=cost.awaits, line=cost.line)
 
 
 def costs_on(machine: Machine, read: Text | Code) -> Prepared:

@@ -26,6 +26,7 @@ class Value:
 
 MEASURED = "measured: microbench-nvidia-h100-80gb-hbm3-20261124T084059.json"
 MEASURED_SHARED = "measured: microbench-shared-nvidia-h100-80gb-hbm3-20261124T121256.json"
+MEASURED_CODE = "measured on an H200: microbench-code-nvidia-h200-20261129T094609.json"
 MEASURED_DEPENDENTS = "measured: microbench-dependents-nvidia-h100-80gb-hbm3-20261125T051836.json"
 S4 = "B300, github.com/ademeure/QuickRunCUDA, B300_PIPE_CATALOG.md, audited values"
 UMMA = "github.com/SemiAnalysisAI/microbench-blackwell, umma_latency, umma_throughput (B200)"
@@ -92,6 +93,9 @@ class Machine:
     tensor_load_latency: Value
     tensor_store_latency: Value
     tensor_alloc: Value
+    lines_ahead: Value  # lines of code, of 128 bytes, that a launch brings ahead
+    line_ahead: Value  # clocks that a warp waits for one of these that no other of the SM has executed
+    line_behind: Value  # the same, of those behind
 
     @property
     def processors(self) -> int:
@@ -158,6 +162,9 @@ H100 = Machine(
     tensor_load_latency=_NONE,
     tensor_store_latency=_NONE,
     tensor_alloc=_NONE,
+    lines_ahead=Value(512, MEASURED_CODE + ": 64 KB"),
+    line_ahead=Value(8, MEASURED_CODE + ": 0.2 to 1.8 clk an instruction, the more the further back", 2, 27),
+    line_behind=Value(89, MEASURED_CODE + ": 10.7 to 11.6 clk an instruction", 85, 93),
 )
 H200 = dataclasses.replace(
     H100, name="H200", hbm=Value(4515, "measured on an H200: a large read, benchmarks/results, decode records")

@@ -154,6 +154,8 @@ class PrefillTraced(Traced):
             keys, heads = TILES_TRACED[0] * self.tile_kv, SINGLE_TILES + 2 * self.most
             self.calls.append(self.run(lambda: _call_prefill(variant, self.rows, keys, heads), (0,), processors=1))
         self._ends: dict[tuple[Machine, Memory], list[Replayed]] = {}
+        self._ends_cold: dict[tuple[Machine, Memory], int] = {}
+        """Clocks of the first, where it is the first of its SM and so finds its code in no cache."""
 
     def at(self, shape: Shape) -> PrefillTraced:
         """Return this kernel at another shape, without emulating it again."""
@@ -168,6 +170,8 @@ class PrefillTraced(Traced):
             self._ends[machine, memory] = [
                 replay(self.prepared(call, self.attention, machine), self._traces(call), memory) for call in self.calls
             ]
+            prepared, traces = self.prepared(self.calls[0], self.attention, machine), self._traces(self.calls[0])
+            self._ends_cold[machine, memory] = replay(prepared, traces, memory, cold=True).clocks
         ends, prepared = self._ends[machine, memory], self.prepared(self.calls[1], self.attention, machine)
         few, many = TILES_TRACED
         per_tile = (ends[1].clocks - ends[0].clocks) / (many - few)
@@ -178,6 +182,7 @@ class PrefillTraced(Traced):
         durations = [fixed + (len(own) - 1) * further + sum(own) * per_tile for own in self.tiles()]
         ctas = ctas_of(self.variant)
         clocks = schedule(durations, machine.processors // ctas, machine.cta_gap.value)
+        clocks += self._ends_cold[machine, memory] - ends[0].clocks
         details = {"per KV tile": per_tile, "beside tiles, a CTA": fixed, "CTAs": float(ctas * len(durations))}
         if self.most > 1:
             details["beside tiles, a further query tile"] = further
@@ -259,9 +264,8 @@ class DecodeTraced(Traced):
     def model(self, machine: Machine) -> Modelled:
         """Model the whole problem on a machine."""
         busy = sum(1 for own in self.workers if own[0]) * self.sms
-        read = machine
-        if self.variant.gathers:  # lists of keys are read once
-            read = dataclasses.replace(machine, load_latency=machine.load_latency_hbm)
+        # Nothing of an isolated call is in L2: neither lengths and page tables nor lists of keys.
+        read = dataclasses.replace(machine, load_latency=machine.load_latency_hbm)
         prepared = self.prepared(self.call, 0, read)
         # What an SM gets of memory. What is copied again, as keys and as values or by others of the group, is in L2.
         share = machine.hbm.value * 1e3 / machine.clock.value / busy
@@ -271,7 +275,7 @@ class DecodeTraced(Traced):
         for cluster in self.chosen:
             own = [t for t in self.call.report.traces if t.launch == 0 and t.cluster == cluster]
             others = [t for t in self.failing if t.launch == 0 and t.cluster == cluster]
-            ends[cluster] = (replay(prepared, own, memory, others), own)
+            ends[cluster] = (replay(prepared, own, memory, others, cold=True), own)
         longest = max(ends, key=lambda cluster: ends[cluster][0].clocks)
         attention, traces = ends[longest]
         most = max(own[0] for own in self._of(longest))
@@ -320,7 +324,8 @@ class DecodeTraced(Traced):
         launch = self.call.launches[1]
         prepared = self.prepared(self.call, 1, machine)
         own = [t for t in self.call.report.traces if t.launch == 1 and t.cluster == 0]
-        one = replay(prepared, own, Memory(machine.copy_latency.value, machine.l2.value)).clocks
+        memory = Memory(machine.copy_latency.value, machine.l2.value)
+        one = replay(prepared, own, memory, cold=True).clocks
         row_bytes = partial_row_bytes(self.variant, self.shape.heads * self.q_len)
         return combine_clocks(launch, one, self.partials * row_bytes, machine)
 

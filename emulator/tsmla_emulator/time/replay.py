@@ -34,13 +34,14 @@ class _Cost(Structure):
         ("kind", c_uint8), ("pipe", c_uint8), ("slots", c_uint8), ("registers", c_uint8), ("occupancy", c_uint32),
         ("latency", c_uint32), ("port", c_uint32), ("value", c_uint32), ("operands", c_uint32), ("first", c_uint32),
         ("reads", c_uint32), ("writes", c_uint32), ("loads", c_uint8), ("ordered", c_uint8), ("stall", c_uint8),
-        ("awaits", c_uint8), ("sets", c_uint8),
+        ("awaits", c_uint8), ("sets", c_uint8), ("line", c_uint32),
     )  # fmt: skip
 
 
 _INTEGERS = (
     "window barrier_visible barrier_wake barrier_ready barrier_remote named_base named_warp cluster_barrier copy_issue "
-    "copy_latency store_latency wgmma_start wgmma_tail wgmma_registers wgmma_queue product_start product_tail"
+    "copy_latency store_latency wgmma_start wgmma_tail wgmma_registers wgmma_queue product_start product_tail "
+    "lines_ahead line_ahead line_behind"
 ).split()
 
 
@@ -128,6 +129,7 @@ def _row(cost: Cost, first: int, reads: int, writes: int) -> _Cost:
         cost.stall,
         cost.awaits,
         cost.sets,
+        cost.line,
     )
 
 
@@ -236,16 +238,20 @@ def _c_trace(trace: Trace, code: Any, notes: Any, tests: Any) -> _WarpTrace:
     return _WarpTrace(code_c, notes_c, len(code), len(notes), trace.rank, trace.warp, tests_c, len(tests))
 
 
-def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory, others: Sequence[Trace] = ()) -> Replayed:
+def replay(
+    prepared: Prepared, traces: Sequence[Trace], memory: Memory, others: Sequence[Trace] = (), cold: bool = False
+) -> Replayed:
     """Replay one cluster.
 
     others: what its warps ran with `Options.tests_fail`. Each test then goes the way of what it finds in the replay;
-    without them, tests wait for what they found in the trace. Raises EmulationError when warps wait for each other,
-    which shows a hole of the model.
+    without them, tests wait for what they found in the trace. cold: no cache of the SM holds the code; of machine code
+    only. Raises EmulationError when warps wait for each other, which shows a hole of the model.
     """
     machine = prepared.machine
     values = {name: getattr(machine, name).clocks for name in _INTEGERS}
     values["copy_latency"] = round(memory.latency)
+    if not cold:
+        values["line_ahead"] = values["line_behind"] = 0
     parameters = _Parameters(**values, copy_rate=memory.rate)
     for number, pipe in enumerate(PIPES):
         slower = getattr(machine, f"beside_{pipe}", None)

@@ -119,6 +119,7 @@ bool Replay::issue(Warp& w, u32 number, Sm& sm, u64 now) {
       continue;
     }
     u64 at = std::max(e.ready, sm.pipe_free[w.part][cost.pipe] / 64);
+    if (cost.line) at = std::max(at, sm.there(cost.line - 1, now, p_));
     for (u32 i = 0; i < 6; i++) {
       if (!(cost.awaits >> i & 1)) continue;
       at = std::max(at, w.tried[i] ? kNever : w.scoreboards[i]);

@@ -27,6 +27,7 @@ struct Cost {
   u8 loads;                         // it reads shared memory
   u8 ordered, stall, awaits, sets;  // machine code: issued in order; clocks until the next may be; scoreboards that it
                                     // awaits, a bit each; 1 + the one that its result frees | 16 * (1 + its operands')
+  u32 line;                         // machine code: 1 + the line of code that it lies in
 };
 
 struct Parameters {
@@ -36,6 +37,8 @@ struct Parameters {
   u32 copy_issue, copy_latency, store_latency;
   u32 wgmma_start, wgmma_tail, wgmma_registers, wgmma_queue;
   u32 product_start, product_tail;
+  u32 lines_ahead, line_ahead, line_behind;  // lines of code that a launch brings ahead; clocks until an SM has one of
+                                             // these, or of those behind, that it executes for the first time
   u32 beside[kPipes];  // clocks of a pipe while matrices multiply, in 64ths of its clocks when they do not
   double copy_rate;  // bytes a clock and SM
 };

@@ -58,6 +58,13 @@ struct Sm {
     return tensor_free > now ? clocks * 64 / (64 - (load ? std::max<u64>(operands, kLoadsShare) : operands)) : clocks;
   }
 
+  std::vector<u64> lines;  // of code: the clock at which each is there, kNever where none has asked for it
+  u64 there(u32 line, u64 now, const Parameters& p) {
+    if (lines.size() <= line) lines.resize(line + 1, kNever);
+    if (lines[line] == kNever) lines[line] = now + (line < p.lines_ahead ? p.line_ahead : p.line_behind);
+    return lines[line];
+  }
+
   u64 issue_free[4] = {}, pipe_free[4][kPipes] = {};  // of pipes, in 64ths of a clock
   u32 last_warp[4] = {};
   std::vector<u32> warps[4];
