@@ -232,11 +232,11 @@ def render(
         table_row("kernel", *_HEAD, "hunted"),
         table_row(*"-" * (len(_HEAD) + 2)),
         *(
-            table_row(name, *_counted([(name, result) for result in of_one], reasons), _date_in(when))
+            table_row(name, *_counted([(name, result) for result in of_one], reasons), _state_in(when))
             for name, of_one in results.items()
         ),
         *(table_row(*cells) for cells in _rows_of_others(earlier, results)),
-        table_row("all of " + _date_in(when), *_counted(everything, reasons), ""),
+        table_row("all of " + _state_in(when), *_counted(everything, reasons), ""),
         "",
         *_roles(everything, reasons),
         *_open(everything, reasons),
@@ -248,18 +248,18 @@ def render(
     return "\n".join(lines) + "\n", _problems(results, reasons)
 
 
-def _date_in(page: str) -> str:
-    """Return the date that `made` has said."""
-    found = re.search(r"^Date ([\d-]+), ", page, re.MULTILINE)
-    return found[1] if found else ""
+def _state_in(page: str) -> str:
+    """Return the date and the commit that `made` has said."""
+    found = re.search(r"^Date ([\d-]+, )commit (\S+)\.$", page, re.MULTILINE)
+    return "".join(found.groups()) if found else ""
 
 
 def _rows_of_others(page: str, known: Collection[str]) -> Iterator[list[str]]:
-    """Yield the cells of a page's kernels that are not known, with the date of each."""
+    """Yield the cells of a page's kernels that are not known, with the state of each."""
     for line in page.partition("\n## Kernels\n")[2].partition("\n## ")[0].splitlines():
         name, *cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
         if len(cells) >= len(_HEAD) and cells[0].isdigit() and name not in known and not name.startswith("all"):
-            yield [name, *(cells if len(cells) > len(_HEAD) else [*cells, _date_in(page)])]
+            yield [name, *(cells if len(cells) > len(_HEAD) else [*cells, _state_in(page)])]
 
 
 def _roles(everything: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
