@@ -61,11 +61,11 @@ def test_barriers_are_those_of_the_table(variant, compiled_kernels):
 
 
 def more_of_one_table(variant) -> int:
-    """Packs have a decode of their own on Hopper, but for chosen keys, and few rows of queries of 16 bits on Blackwell;
-    long sequences of 16 bits have a prefill."""
+    """Packs have a decode of their own on Hopper, and few rows of queries of 16 bits on Blackwell; long sequences of 16
+    bits have a prefill."""
     on_hopper = variant.arch is Arch.SM90A
     if isinstance(variant, DecodeVariant):
-        return not variant.gathers if on_hopper else int(wide_rows(variant.row, variant.gathers))
+        return on_hopper or int(wide_rows(variant.row, variant.gathers))
     return isinstance(variant, PrefillVariant) and on_hopper and PrefillGeometry.of(variant).policy.alone_if_long
 
 

@@ -81,19 +81,17 @@ class DecodeKernel:
             query = query_of(rows, self.kernels[form].geometry.query_tile, cpasync.CopyBulkTensorTileG2SOp())
             keys, products = self.kernels[form].stream.keys(given, source), self.kernels[form].products()
             told = (query, keys, *dealt, products)
-            launched = Boolean(False)
-            if const_expr(not self.variant.gathers):  # query tokens that choose their keys are requests of one each
-                launched = varies(view)
-                if launched:
-                    self.kernels[form].launch(True, told, given)
-            if const_expr(PAIR_OF_CTAS in self.kernels):
-                if not launched:
-                    launched = self._comes_in_pairs(heads, terms)
-                    if launched:
+            if varies(view):
+                self.kernels[form].launch(True, told, given)
+            else:
+                paired = Boolean(False)
+                if const_expr(PAIR_OF_CTAS in self.kernels):
+                    paired = self._comes_in_pairs(heads, terms)
+                    if paired:
                         read = keys._replace(cache=given.kv_cache)
                         self.kernels[PAIR_OF_CTAS].launch(False, (query, read, *dealt, products), given)
-            if not launched:
-                self.kernels[form].launch(False, told, given)
+                if not paired:
+                    self.kernels[form].launch(False, told, given)
         split = most_split(partials, view, heads, Int32(self.deal.row_tile))
         launch_combine(partials, split, given.out, results.lse, results.ending, given.stream, kept, in_chunks=True)
 
