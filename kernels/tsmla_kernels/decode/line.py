@@ -207,10 +207,7 @@ def _cut_shortly(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) 
     groups, chunk, unit_length = _cut(deal, terms, total, cutlass.max(longest - deal.overhead, 1))
     own_group = Int32(0)
     if few > 0:
-        own_groups = quotient(terms.workers.value, few)
-        if not leaves_whole(terms):
-            own_groups = cutlass.min(own_groups, quotient(terms.slots, few) // 2 + 1)
-        shorter = cutlass.max(quotient_up(positions, own_groups), deal.least)
+        own_groups, shorter = _cut_in_groups(deal, terms, few, positions)
         if (terms.rounds > 1) | (chunk > shorter + quotient(3 * shorter, 8 * few) + 1):
             own_group, total, groups, chunk, unit_length = few, positions, own_groups, shorter, Int32(0)
     if unit_length > 0:

@@ -19,14 +19,7 @@ from cutlass import Boolean, Int32, const_expr
 from tsmla.identity.arch import Deal
 
 from ..parts.division import quotient, remainder
-from ..parts.keys.visible import (
-    Visibility,
-    VisibleKeys,
-    keys_of_tokens,
-    tokens_behind,
-    tokens_of_two,
-    varies,
-)
+from ..parts.keys.visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
 from ..parts.seqlen import Span
 from ..parts.warp import inclusive_sum
 from .line import (
