@@ -71,6 +71,28 @@ def test_phases(body, expected):
     assert parities(body) == expected
 
 
+EITHER = """
+mbarrier.test_wait.parity.shared.b64 %p1, [smem], 0; @%p1 bra DONE;
+mbarrier.test_wait.parity.shared.b64 %p2, [smem+8], 0; @%p2 bra DONE; bra.uni EITHER;
+"""
+
+
+def either_of_two(arrival: str) -> str:
+    """Warp 0 asks two barriers in turn until one is passed; warp 1 arrives, or does not."""
+    init = "setp.eq.u32 %p30, %r1000, 0; @!%p30 bra READY;"
+    init += "mbarrier.init.shared.b64 [smem], 1; mbarrier.init.shared.b64 [smem+8], 1; READY: bar.sync 0;"
+    return f"{init} setp.ge.u32 %p31, %r1000, 32; @%p31 bra OTHER; EITHER: {EITHER} OTHER: {arrival} DONE:"
+
+
+@pytest.mark.parametrize("quantum", [1, 2, 5, 64])
+def test_a_warp_that_asks_in_turn_waits_whatever_its_slice_ends_at(quantum):
+    arrives = "setp.eq.u32 %p30, %r1000, 32; @%p30 mbarrier.arrive.shared.b64 _, [smem+8];"
+    run(
+        either_of_two(arrives), np.zeros(1, np.uint32), threads=64, shared=64, quantum=quantum, starve=(1,), limit=2_000
+    )
+    fails(either_of_two(""), "deadlock", "it polls barriers that never complete", quantum=quantum, limit=200_000)
+
+
 def test_transaction_counts_have_20_bits():
     init = "mbarrier.init.shared.b64 [smem], 1;"
     expect = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [smem], {};".format

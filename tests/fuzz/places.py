@@ -14,8 +14,7 @@ from .plain import Plain
 
 ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 _ENDLESS = 60_000_000
-"""Warp instructions of a cluster after which an emulated kernel is given up: thirty times what the largest cases take,
-and twice what one did whose warp polls while the others take turns after every instruction."""
+"""Warp instructions of a cluster after which an emulated kernel is given up: thirty times what the largest cases take."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -54,6 +54,10 @@ FOUND: dict[str, Case] = {
     "decode: fewer parts than row tiles of a request of a pack": DecodeCase(
         dtype="e5m2", seq_lens=(0, 0, 0), q_len=8, heads=65, page=16, lse=False, ends_q=(0, 0, 0, 7), tokens=7
     ),
+    "decode: a warp that asks barriers in turn, while one that they wait for starves": DecodeCase(
+        rope=0, seq_lens=(990, 324, 27), page=2, width=502, shared=2, lse=False, processors=16,
+        schedule=Schedule(quantum=1, races=False, starved=(13,)),
+    ),
     "decode: keys between those that tokens see, which are NaN": DecodeCase(
         seq_lens=(100,), q_len=3, visible=((95, 0, 100),), sight=Sight(window_left=5)
     ),

@@ -8,6 +8,7 @@
 std::unique_ptr<Events> make_happens_before(const Cluster&);
 
 constexpr u64 kSpinning = 1 << 18;  // warp instructions without progress after which asynchronous work goes on
+constexpr u64 kRound = 64;          // instructions that a loop of failed tries has between two of them, at most
 
 void fault(const char* kind, const char* format, ...) {
   char text[1024];
@@ -201,6 +202,18 @@ bool Cluster::starved(const Warp& w) const {
   return false;
 }
 
+// Called after a slice: whether the warp does nothing but try. It went round a loop if the same try failed twice before
+// anything changed; its slice may have ended at any instruction of that loop.
+bool Cluster::only_tries(Warp& w) {
+  Warp::Failure& last = w.failure;
+  if (w.polling) {
+    last.again = last.progress == progress && (last.again || last.pc == running_pc);
+    if (last.progress != progress) last.pc = running_pc;
+    last.progress = progress, last.executed = w.executed;
+  }
+  return w.polling || (last.again && last.progress == progress && w.executed - last.executed < kRound);
+}
+
 bool Cluster::run(u64 most) {
   const Options& o = machine.options;
   u64 until = most ? executed_ + most : ~0ull;
@@ -208,7 +221,9 @@ bool Cluster::run(u64 most) {
   if (order_.empty()) order_ = warps;
   auto slice = [&](Warp& w) {
     u32 quantum = o.quantum ? o.quantum : 1 + random.below(256);
+    w.polling = false;
     executed_ += run_slice(w, quantum);
+    w.polling = only_tries(w);
     if (o.mode == kRandom)
       while (!async.empty() && random.below(4) == 0) async.run_one(*this, random);
     if (o.limit && executed_ > o.limit)
@@ -226,7 +241,6 @@ bool Cluster::run(u64 most) {
         held_back = true;
         continue;
       }
-      w->polling = false;
       u64 before = progress;
       slice(*w);
       useful |= !w->polling || progress != before;
@@ -247,7 +261,6 @@ bool Cluster::run(u64 most) {
       bool moved = false;
       for (Warp* w : order_) {
         if (w->finished() || !starved(*w) || !wake(*w)) continue;
-        w->polling = false;
         slice(*w);
         moved |= !w->polling;
       }

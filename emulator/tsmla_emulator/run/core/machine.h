@@ -247,7 +247,12 @@ struct Warp {
   u32* registers = nullptr;
   const u32* constants = nullptr;
   u64 executed = 0;
-  bool polling = false;  // its last slice ended at a failed try
+  bool polling = false;  // in its last slice it did nothing but try, and failed
+  struct Failure {
+    u32 pc = ~0u;
+    u64 progress = ~0ull, executed = 0;  // the cluster's, and the warp's own, when it failed last
+    bool again = false;                  // it failed there before, and nothing has changed since
+  } failure;  // of its tries
   u32 polled_pc = ~0u;     // its last strong load of global memory, and what that found
   u64 polled[2] = {};
   u32 failed_pc = ~0u, failed_address = 0;
@@ -334,6 +339,7 @@ struct Cluster {
   void merge(Warp&);
   bool starved(const Warp&) const;
   bool any_runnable_polling();
+  bool only_tries(Warp&);
   bool any_polls_global();
   void finish();
 
