@@ -66,6 +66,8 @@ def test_right_kernels_pass_every_case(compiled_kernels, variant):
     assert outcome.problem == "" and outcome.served == "emulated"
     cases = cases_of(kind_of(variant), full=True)
     assert [name for name, _ in begun] == [case.name for case in cases]
+    reached = {launch.entry for call in gpu.calls for launch in call.launches}
+    assert reached == {*gpu.calls[0].module.entries}, "a kernel that no case launches"
     if kind_of(variant) == "prefill" and variant.arch is Arch.SM90A:
         ends = [*(calls for _, calls in begun[1:]), len(gpu.calls)]
         entries = defaultdict(set)

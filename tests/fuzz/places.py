@@ -14,7 +14,7 @@ from .plain import Plain
 
 ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 _ENDLESS = 60_000_000
-"""Warp instructions of a cluster after which an emulated kernel is given up: thirty times what the largest cases take."""
+"""Warp instructions of a cluster after which an emulated kernel is given up: thirty times what large cases take."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -117,8 +117,8 @@ def test_without_lse_nothing_is_asked_of_it():
     ("tests", "families"),
     [
         (prefill_problems, ["prefill", "masked"]),
-        (decode_problems, ["decode"]),
-        (chosen_problems, ["chosen"]),
+        (decode_problems, ["decode", "gathered"]),
+        (chosen_problems, ["gathered"]),
         (pack_problems, ["pack"]),
         (cache_problems, ["write_cache", "read_cache", "quantize_q"]),
         (key_mask_problems, ["key_mask"]),

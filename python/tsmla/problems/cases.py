@@ -66,6 +66,7 @@ class DecodeCase:
     visible: each query token also has a limit of its own.
     sinks: heads have sinks. lse_includes_sink, batch_invariant: as the operator has them.
     pieces: the query is given in two pieces.
+    apart: the cache is two tensors, where rows of one dtype have a rope piece.
     one_sign: all scores are 0, and values positive: what a sum over many keys loses adds up.
     """
 
@@ -85,6 +86,7 @@ class DecodeCase:
     lse_includes_sink: bool = False
     q_lens: tuple[int, ...] = ()
     pieces: bool = False
+    apart: bool = False
     batch_invariant: bool = False
     one_sign: bool = False
     short: bool = False
@@ -105,9 +107,7 @@ class ChosenCase:
     outside: the share of indices that name no key. front: so many of each list's first name none.
     distinct: keys are among so many first ones of the cache; among all with 0.
     sinks: heads have sinks. lse_includes_sink, batch_invariant: as the operator has them.
-    pieces: the query is given in two pieces.
-    apart: the cache is two tensors, where rows of one dtype have a rope piece.
-    one_sign: as in a `DecodeCase`.
+    pieces, apart, one_sign: as in a `DecodeCase`.
     """
 
     name: str
@@ -386,6 +386,35 @@ _CHOSEN = (
     ),
 )
 
+_SMALL_PAGES = (
+    DecodeCase("lengths around a tile, pages of 8", (0, 1, 63, 64, 65), page=8, short=True),
+    DecodeCase(
+        "a pack, pages of 2, two tensors",
+        (130, 70, 0, 3, 40),
+        q_lens=(1, 9, 2, 0, 3),
+        heads=8,
+        page=2,
+        pieces=True,
+        apart=True,
+        short=True,
+    ),
+    DecodeCase("two ranks, pages of one key", (201, 2, 64), q_len=3, heads=8, page=1, ranks=2, interleave=16),
+    DecodeCase("pages of 4, window, sinks", (300, 1, 0, 129, 2000), q_len=3, heads=24, page=4, window=66, sinks=True),
+    DecodeCase("pages of 2, 128 heads, two tokens", (900, 12, 4097), q_len=2, heads=128, page=2),
+    DecodeCase("one long request, pages of one key", (40000,), page=1),
+    DecodeCase("limits of query tokens, pages of 8", (1, 64, 390, 0, 200), q_len=3, page=8, causal=False, visible=True),
+    DecodeCase("a pack, pages of one key, one long query", (4097, 700, 8192), q_lens=(1, 130, 2), page=1, apart=True),
+    DecodeCase("a pack, pages of 4, 128 heads", (900, 12), q_lens=(17, 1), heads=128, page=4, sinks=True),
+    DecodeCase(
+        "a pack of more requests than the GPU has SMs, pages of 8",
+        tuple(i * 131 % 400 for i in range(300)),
+        q_lens=tuple(i * 7 % 4 for i in range(300)),
+        heads=8,
+        page=8,
+    ),
+    DecodeCase("batch-invariant pack, pages of 4", (4097, 3, 700), q_lens=(1, 2, 9), page=4, batch_invariant=True),
+)
+
 _PACK = (
     PackCase("strided", 37, 5, (0.5, 3.0), strided=True, short=True),
     PackCase("one token", 1, 1, short=True),
@@ -438,7 +467,7 @@ _ALL: dict[str, tuple[Case, ...]] = {
     "prefill": _PREFILL,
     "masked": _MASKED,
     "decode": _DECODE,
-    "chosen": _CHOSEN,
+    "gathered": (*_CHOSEN, *_SMALL_PAGES),
     "pack": _PACK,
     "write_cache": _CACHE,
     "read_cache": _CACHE,
@@ -448,14 +477,15 @@ _ALL: dict[str, tuple[Case, ...]] = {
 
 
 KINDS = tuple(_ALL)
-"""Families of operators; "masked": prefills with a key mask; "chosen": decodes of chosen keys."""
+"""Families of operators; "masked": prefills with a key mask; "gathered": decodes that copy keys one by one, those
+of lists and those over pages of few keys."""
 
 
 def kind_of(variant: Variant) -> str:
     """Return which of KINDS has the cases of a variant."""
     if isinstance(variant, PrefillVariant) and variant.masked:
         return "masked"
-    return "chosen" if isinstance(variant, DecodeVariant) and variant.gathers else variant.family
+    return "gathered" if isinstance(variant, DecodeVariant) and variant.gathers else variant.family
 
 
 def cases_of(kind: str, *, full: bool) -> tuple[Case, ...]:

@@ -68,7 +68,7 @@ def check(variant: DecodeVariant, case: ChosenCase, results: dict[str, torch.Ten
     return judge(Attended(out, lse), exact, plain, tolerance, factor=case.output_scale)
 
 
-@kept("chosen")
+@kept("gathered")
 def _problem(case: ChosenCase, dtype: Dtype, row: RowFormat) -> _Problem:
     """Make the inputs of a case. row: of the cache."""
     torch_dtype, width = torch.bfloat16 if row.scales else TORCH_DTYPE_OF[dtype], row.columns
@@ -95,22 +95,13 @@ def _problem(case: ChosenCase, dtype: Dtype, row: RowFormat) -> _Problem:
         query,
         query_as_given(query_row, joined, case.pieces),
         [cache[own // case.page, own % case.page] for own in named],
-        _in_two(cache) if case.apart and row.scales is None and row.has("rope") else as_given(row, cache),
+        as_given(row, cache, case.apart),
         indices.to(torch.int32).view(*outer, case.top_k).to("cuda"),
         torch.tensor(case.lengths, dtype=torch.int32, device="cuda").view(outer) if case.lengths else None,
     )
 
 
-def _in_two(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Copy the latent and the rope pieces of rows into tensors of their own, with gaps of other sizes between rows."""
-    pieces = cache[..., :LATENT_DIM], cache[..., LATENT_DIM:]
-    return tuple(
-        surrounded((*piece.shape[:2], piece.shape[2] + gap), piece.dtype)[..., : piece.shape[2]].copy_(piece)
-        for piece, gap in zip(pieces, (32, 16), strict=True)
-    )
-
-
-@kept("chosen")
+@kept("gathered")
 def _expected(
     case: ChosenCase, dtype: Dtype, row: RowFormat, weights: torch.dtype
 ) -> tuple[Attended, Attended]:  # fmt: skip

@@ -53,7 +53,7 @@ class _Problem(NamedTuple):
     query: torch.Tensor
     given: torch.Tensor | tuple[torch.Tensor, ...]
     rows: list[torch.Tensor]
-    cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    cache: Stored | tuple[torch.Tensor, ...]
     tables: torch.Tensor
     lengths: torch.Tensor
     longest: int
@@ -124,7 +124,7 @@ def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Ten
     return judged
 
 
-@kept("decode")
+@kept("decode", "gathered")
 def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
     """Make the inputs of a case. row: of the cache."""
     torch_dtype = torch.bfloat16 if row.scales else TORCH_DTYPE_OF[dtype]
@@ -151,7 +151,7 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
         query,
         query_as_given(query_row, joined, case.pieces),
         rows,
-        as_given(row, cache),
+        as_given(row, cache, case.apart),
         tables.to("cuda"),
         _lengths(counts),
         max(counts),
@@ -161,9 +161,18 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
     )
 
 
-def as_given(row: RowFormat, cache: torch.Tensor) -> Stored:
-    """Return rows as the operator takes them; plain rows are returned as they are."""
-    return cache if row.scales is None else stored_as(row, cache)
+def as_given(row: RowFormat, cache: torch.Tensor, apart: bool = False) -> Stored | tuple[torch.Tensor, ...]:
+    """Return rows as the operator takes them; plain rows are returned as they are. apart: in two tensors, where rows of
+    one dtype have a rope piece, with gaps of other sizes between rows."""
+    if row.scales is not None:
+        return stored_as(row, cache)
+    if not (apart and row.has("rope")):
+        return cache
+    pieces = cache[..., :LATENT_DIM], cache[..., LATENT_DIM:]
+    return tuple(
+        surrounded((*piece.shape[:2], piece.shape[2] + gap), piece.dtype)[..., : piece.shape[2]].copy_(piece)
+        for piece, gap in zip(pieces, (32, 16), strict=True)
+    )
 
 
 def query_as_given(row: RowFormat, query: torch.Tensor, pieces: bool) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -212,7 +221,7 @@ def _own(case: DecodeCase, length: int) -> torch.Tensor:
     return torch.arange(length) // case.interleave % case.ranks == case.ranks - 1
 
 
-@kept("decode")
+@kept("decode", "gathered")
 def _expected(
     case: DecodeCase, dtype: Dtype, row: RowFormat, weights: torch.dtype
 ) -> tuple[Attended, Attended]:  # fmt: skip

@@ -98,7 +98,7 @@ def attend(
     return Attended((weights.to(exact) @ v.to(exact)).double(), lse)
 
 
-@kept("prefill", "masked", "decode", "chosen")
+@kept("prefill", "masked", "decode", "gathered")
 def sinks_of(heads: int) -> torch.Tensor:
     """Make sinks [heads] float32: some leave nearly everything, some nearly nothing, and some do nothing."""
     return torch.tensor([_SINKS[head % len(_SINKS)] for head in range(heads)], device="cuda")

@@ -22,23 +22,35 @@ from ...identity.arch import Arch
 from ...identity.variant import Variant, variant_from_dict
 from ...loading import resolve
 from ...problems import cache, chosen, decode, key_mask, pack, prefill, query
-from ...problems.cases import Case, cases_of, kind_of
+from ...problems.cases import (
+    CacheCase,
+    Case,
+    ChosenCase,
+    DecodeCase,
+    MaskCase,
+    MaskedCase,
+    PackCase,
+    PrefillCase,
+    QueryCase,
+    cases_of,
+    kind_of,
+)
 from ...problems.memory import Memory, Repetitions
 from .protocol import Job, Outcome
 
 Say = Callable[[dict[str, Any]], None]
 
-_CALLS: dict[str, Any] = {
-    "prefill": prefill,
-    "masked": prefill,
-    "decode": decode,
-    "chosen": chosen,
-    "pack": pack,
-    "write_cache": cache,
-    "read_cache": cache,
-    "quantize_q": query,
-    "key_mask": key_mask,
+_CALLS: dict[type[Case], Any] = {
+    PrefillCase: prefill,
+    MaskedCase: prefill,
+    DecodeCase: decode,
+    ChosenCase: chosen,
+    PackCase: pack,
+    CacheCase: cache,
+    QueryCase: query,
+    MaskCase: key_mask,
 }
+"""Which module runs a case."""
 
 
 def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:
@@ -70,7 +82,7 @@ def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:
 
 def _run_case(variant: Variant, case: Case, repeats: int) -> tuple[float, list[str]]:
     """Return the largest error, and what is wrong. Every other repetition is a programmatic dependent launch."""
-    calls = _CALLS[kind_of(variant)]
+    calls = _CALLS[type(case)]
     memory = Memory()
     first = calls.run(variant, case, memory, pdl=False)
     overrun = memory.overrun()
