@@ -11,7 +11,7 @@ from tsmla.identity.plan import DEALS, plan_decode
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla_emulator import dealt
 from tsmla_emulator.prove import check, reach
-from tsmla_emulator.prove.calls.decode import DECODE_SMS
+from tsmla_emulator.prove.calls.decode import DECODE_SMS, decode_rows
 from tsmla_emulator.run.machine import parse
 from tsmla_emulator.run.ptx.model import Call, Entry, Instruction, Module, Source
 
@@ -91,7 +91,10 @@ def test_machine_code_that_no_way_leads_to_is_none():
 def test_a_call_has_requests_with_fewer_row_tiles(arch):
     """Groups have fewer CTAs than the most row tiles then, and a request is split."""
     found = []
-    for rows, key_counts, way in check._ways(DecodeVariant(arch, Dtype.BF16, Dtype.BF16, False), True, True):
+    rows_of_most = decode_rows(arch)[-1]
+    for rows, key_counts, way in check._ways(
+        DecodeVariant(arch, Dtype.BF16, Dtype.BF16, False), rows_of_most, most=True, all_ways=True, at_bounds=True
+    ):
         heads = way.heads or rows // 2
         q_len = rows // heads
         if way.varies and key_counts:

@@ -37,7 +37,7 @@ from tsmla.problems import kept
 from tsmla.problems import key_mask as key_mask_problems
 from tsmla.problems import pack as pack_problems
 from tsmla.problems import query as query_problems
-from tsmla.problems.cases import Case, DecodeCase, MaskCase, PackCase, cases_of
+from tsmla.problems.cases import Case, DecodeCase, MaskCase, PackCase, cases_of, kind_of
 from tsmla.problems.memory import Memory
 from tsmla.problems.sums import sums_of
 
@@ -60,6 +60,7 @@ from .calls.decode import (
     Way,
     decode,
     decode_rows,
+    small_page,
     turns_values,
 )
 from .calls.prefill import PREFILL_BOUNDS, PREFILL_LENGTHS, PREFILL_SMS, Lengths, prefill, prefill_kernels
@@ -138,8 +139,9 @@ def check(
     all_ways: call a prefill a second time, in pieces if its dims allow, and merging if it has an LSE; and call each
         kernel of a decode also with requests that differ in query tokens.
     at_bounds: also call a prefill with sinks, once with PREFILL_BOUNDS and as in `all_ways`; a decode, in all of
-        these ways, with visible lengths and with DECODE_BOUNDS, and with what calls need not have; other operators with
-        all cases of `tsmla selftest` that have few rows.
+        these ways, with visible lengths and with DECODE_BOUNDS, and with what calls need not have (one that gathers
+        keys otherwise with lists of chosen keys alone, with this over pages, too); other operators with all cases of
+        `tsmla selftest` that have few rows.
     spreads: see `emulated`; not for attention, whose host code knows how results lie.
     divided: call a decode over pages as the cases of `tsmla selftest` in which ranks divide the keys, and as
         DECODE_DIVIDED, not otherwise.
@@ -200,45 +202,51 @@ def make_calls(
             if at_bounds:
                 judged.append(prefill(variant, PREFILL_BOUNDS, False, long, sums, sinks=True))
                 judged += [prefill(variant, lengths, merges, long, sums, sinks=True) for merges in (True, False)]
-    elif variant.gathers:
-        rows_of_each = decode_rows(variant.arch, variant.row, variant.gathers)
-        judged = [chosen(variant, rows, decode_lengths, sums) for rows in rows_of_each]
     elif divided:
-        cases = [x for x in cases_of(variant.family, full=True) if isinstance(x, DecodeCase) and x.ranks > 1]
-        judged = _judged(decode_problems, variant, [*cases, *DECODE_DIVIDED])
+        cases = [x for x in cases_of(kind_of(variant), full=True) if isinstance(x, DecodeCase) and x.ranks > 1]
+        cases += [dataclasses.replace(x, page=small_page(variant, x.page)) for x in DECODE_DIVIDED]
+        judged = _judged(decode_problems, variant, cases)
     else:
-        judged = [
-            decode(variant, rows, key_counts or decode_lengths, way, sums)
-            for rows, key_counts, way in _ways(variant, all_ways, at_bounds)
-        ]
+        judged = []
+        for rows in (rows_of_each := decode_rows(variant.arch, variant.row, variant.gathers)):
+            if variant.gathers:
+                judged.append(chosen(variant, rows, decode_lengths, sums))
+            if at_bounds or not variant.gathers:
+                judged += [
+                    decode(variant, own_rows, key_counts or decode_lengths, way, sums)
+                    for own_rows, key_counts, way in _ways(variant, rows, rows == rows_of_each[-1], all_ways, at_bounds)
+                ]
     return judged
 
 
-def _ways(variant: DecodeVariant, all_ways: bool, at_bounds: bool) -> Iterator[tuple[int, tuple[int, ...] | None, Way]]:
-    """Yield the decodes of a variant: query rows of a request, keys of requests where they are not the usual, and
-    how."""
+def _ways(
+    variant: DecodeVariant, rows: int, most: bool, all_ways: bool, at_bounds: bool
+) -> Iterator[tuple[int, tuple[int, ...] | None, Way]]:
+    """Yield the decodes over pages of one of a variant's kernels: query rows of a request, keys of requests where they
+    are not the usual, and how. rows: those of its small decode. most: whether other kernels have fewer."""
     ways = _BOOLS[: 1 + all_ways]
-    for rows in (rows_of_each := decode_rows(variant.arch, variant.row, variant.gathers)):
-        yield from ((rows, None, Way(varies)) for varies in ways)
-        if not at_bounds:
-            continue
-        most = rows == rows_of_each[-1]
-        hiding, heads = (HOPPER_TURNED_ROWS, 2) if turns_values(variant) and most else (rows, None)
-        if rows == HOPPER_PAIR_ROWS:  # requests of one token are divided among pairs
-            yield rows // 2, DECODE_HIDING, Way(hides=True, heads=rows // 2)
-        else:
-            yield hiding, DECODE_HIDING, Way(hides=True, heads=heads)
-        if all_ways:
-            yield hiding, DECODE_HIDING, Way(True, hides=True, heads=heads)
-        yield rows, None, Way(other=True)
-        if all_ways:
-            differs = DEALS[variant.arch].row_tile + 2, DECODE_DIFFERING
-            yield *(differs if most else (rows, None)), Way(True, other=True)
-        heads, tokens = 1, max(rows, DECODE_BOUNDS_ROWS if most else HOPPER_FEW_ROWS)
-        if rows == HOPPER_PAIR_ROWS:
-            heads, tokens = rows // 2, 1
-        for varies, window in itertools.product(ways, DECODE_BOUNDS_WINDOWS):
-            yield tokens * heads, DECODE_BOUNDS, Way(varies, window=window, heads=heads)
+    yield from ((rows, None, Way(varies)) for varies in ways)
+    if not at_bounds:
+        return
+    hiding, heads = (HOPPER_TURNED_ROWS, 2) if turns_values(variant) and most else (rows, None)
+    if rows == HOPPER_PAIR_ROWS:  # requests of one token are divided among pairs
+        yield rows // 2, DECODE_HIDING, Way(hides=True, heads=rows // 2)
+    else:
+        yield hiding, DECODE_HIDING, Way(hides=True, heads=heads)
+    if all_ways:
+        yield hiding, DECODE_HIDING, Way(True, hides=True, heads=heads)
+    yield rows, None, Way(other=True)
+    if all_ways:
+        differs = DEALS[variant.arch].row_tile + 2, DECODE_DIFFERING
+        yield *(differs if most else (rows, None)), Way(True, other=True)
+    heads, tokens = 1, max(rows, DECODE_BOUNDS_ROWS if most else HOPPER_FEW_ROWS)
+    if rows == HOPPER_PAIR_ROWS:
+        heads, tokens = rows // 2, 1
+    for varies, window in itertools.product(ways, DECODE_BOUNDS_WINDOWS):
+        yield tokens * heads, DECODE_BOUNDS, Way(varies, window=window, heads=heads)
+    if variant.gathers:  # tokens see their own key or none: there are keys between those that others see
+        several = max(tokens, 4) * heads
+        yield from ((several, DECODE_HIDING, Way(varies, hides=True, window=0, heads=heads)) for varies in ways)
 
 
 def _pack(variant: PackVariant) -> tuple[str, str | None]:

@@ -36,7 +36,7 @@ with visible lengths; and with visible lengths in a pack, where that ends in the
 has a pipeline stage of its own."""
 DECODE_NO_PAGE = 20
 """Which entry of a request's page table, where it has so many, names a page that the cache does not have: its keys are
-zeros."""
+zeros, or are not there where keys are gathered."""
 DECODE_ROWS = 10
 """Query rows (tokens x heads) of a small decode, where no kernel needs more."""
 HOPPER_FEW_ROWS = 16
@@ -134,6 +134,11 @@ def decode_rows(arch: Arch, row: RowFormat | None = None, gathers: bool = False)
     return (DECODE_ROWS, *pairs, HOPPER_FEW_ROWS + 2)
 
 
+def small_page(variant: DecodeVariant, page: int) -> int:
+    """Return how many keys a page has that would have `page`: a sixteenth where keys are gathered."""
+    return page // 16 if variant.gathers else page
+
+
 def turns_values(variant: DecodeVariant) -> bool:
     """Return whether a decode's value products are turned: columns of the output times query rows."""
     return variant.arch is Arch.SM90A and query_row(variant).piece("latent").dtype.bits == 8
@@ -165,11 +170,12 @@ def decode(
 
     Keys that no row may see are NaN. Entries of the page table behind a request's pages name a page of NaN, and so
     would the entry that DECODE_NO_PAGE takes away. Pages have 32 keys; those of equal requests of many rows have 64,
-    for which pairs of Blackwell CTAs have larger copies.
+    for which pairs of Blackwell CTAs have larger copies. Where keys are gathered, see `small_page`.
 
     sums: 8-bit numbers are summed as tensor cores do, if the kernel multiplies such.
     """
     page = 64 if way.other or rows > DECODE_ROWS and not (way.varies or way.hides or way.heads) else 32
+    page = small_page(variant, page)
     heads = way.heads or rows // 2
     q_len = rows // heads
     q_lens = [(q_len, 1, q_len, 0)[i % 4] if way.varies else q_len for i in range(len(key_counts))]
@@ -220,7 +226,9 @@ def decode(
     for own, given, limit in zip(query.split(q_lens), keys.rows, limits, strict=True):
         made = summed_as_hardware(variant.arch, given_query(variant, own), given) if narrow else None
         seen = keys_given(variant, given)[:, None]
-        parts.append(attention(own, seen, seen[..., :LATENT_DIM], scale, True, window, limit, made=made))
+        there = torch.ones(len(own), len(seen), dtype=torch.bool)
+        there[:, _no_page(page)] = not variant.gathers
+        parts.append(attention(own, seen, seen[..., :LATENT_DIM], scale, True, window, limit, there, made))
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     if way.other:
         expected, expected_lse = with_sinks(expected, expected_lse, sinks)
@@ -236,6 +244,11 @@ class _Keys(NamedTuple):
     cache: Any
     tables: torch.Tensor
     rows: list[Any]
+
+
+def _no_page(page: int) -> slice:
+    """Return which keys of a request lie in the page that DECODE_NO_PAGE takes away."""
+    return slice(DECODE_NO_PAGE * page, (DECODE_NO_PAGE + 1) * page)
 
 
 def _visible(q_lens: list[int], key_counts: tuple[int, ...], hidden: int) -> list[Any]:
@@ -265,7 +278,7 @@ def _keys(
     tables, all_pages = page_tables(key_counts, page, spare_pages=1, unused=None)
     rows = []
     cache = torch.full((all_pages, page, width), math.nan, device="cuda")
-    no_page = slice(DECODE_NO_PAGE * page, (DECODE_NO_PAGE + 1) * page)
+    no_page = _no_page(page)
     for request, (tokens, count, limit) in enumerate(zip(q_lens, key_counts, limits, strict=True)):
         taken = -(-count // page)
         keys = torch.randn(taken * page, width, device="cuda")
