@@ -185,7 +185,7 @@ def decode(
     window = max(key_counts) - q_len - hidden if way.window is None else way.window
     limits: list[Any] = _visible(q_lens, key_counts, hidden) if way.hides else [None] * len(q_lens)
     keys = _keys(variant, page, q_lens, key_counts, limits, window, way.other)
-    query = _query(variant, sum(q_lens), heads)
+    query = _query(variant, sum(q_lens), heads, way.hides and rows <= HOPPER_FEW_ROWS)
     given_rows = given_query(variant, query if way.varies else query.unflatten(0, (-1, q_len)))
     sinks = torch.linspace(*SINKS, heads, device="cuda")
     more: dict[str, Any] = {}
@@ -295,16 +295,22 @@ def _keys(
     return _Keys(given_cache(variant, cache, negative), tables.to("cuda"), rows)
 
 
-def _query(variant: DecodeVariant, tokens: int, heads: int) -> torch.Tensor:
+def _query(variant: DecodeVariant, tokens: int, heads: int, all_alone: bool) -> torch.Tensor:
     """Return the numbers of random queries [tokens, heads, 576]. Where rows are scaled by their largest numbers, some
-    rows are small, and some have one strip alone that is not: others' numbers must not scale them."""
+    rows are small, and some have one strip alone that is not: others' numbers must not scale them.
+
+    all_alone: all rows have such a strip; a ninth row of ten, in one request or another, has each, and the tenth has
+        not the same.
+    """
     query = 2 * torch.randn(tokens, heads, LATENT_DIM + ROPE_DIM, device="cuda")
     if variant.row.scales is not None:
         number = torch.arange(tokens * heads)
         query.flatten(0, 1)[number // 4 % 2 == 1] *= 2**-12
+        alone = torch.where(number % 3 == 1, number // 3 % DECODE_STRIPS, -1)
+        if all_alone:
+            alone = (number + 1) // 2 % DECODE_STRIPS
         for strip in range(DECODE_STRIPS):
             others = torch.arange(LATENT_DIM) * DECODE_STRIPS // LATENT_DIM != strip
-            alone = (number % 3 == 1) & (number // 3 % DECODE_STRIPS == strip)
-            query.flatten(0, 1)[..., :LATENT_DIM][alone[:, None] & others] *= 2**-14
+            query.flatten(0, 1)[..., :LATENT_DIM][(alone == strip)[:, None] & others] *= 2**-14
     row = query_row(variant)
     return numbers_in(row, stored_as(row, query))
