@@ -69,7 +69,8 @@ first takes two rounds, the other is split, and on Hopper the combine has fewer 
 DECODE_HIDING = (70, 0, 170, 330, 130, 200, 4192)
 """Keys of requests of a decode with visible lengths. They end as those of DECODE_BOUNDS, also many tiles behind the
 first of a CTA. The first query token of the longest request sees no key: its visible length ends where its window
-begins."""
+begins. Where requests have one token, the last sees keys in both pairs of CTAs that it is split among, of which one
+begins with it."""
 
 _THREE_RANKS = DecodeCase(
     "three ranks", (1000, 2, 400), q_len=3, page=32, window=300, ranks=3, interleave=5, visible=True
@@ -253,12 +254,15 @@ def _no_page(page: int) -> slice:
 
 def _visible(q_lens: list[int], key_counts: tuple[int, ...], hidden: int) -> list[Any]:
     """Return random visible lengths of each request's query tokens. The first of the longest request sees `hidden`
-    keys, which is where its window begins."""
+    keys, which is where its window begins. One that is alone sees three quarters, and the token before it nothing."""
     limits = [
         torch.randint(0, count + 9, (tokens,), dtype=torch.int32)
         for tokens, count in zip(q_lens, key_counts, strict=True)
     ]
-    if q_lens[longest := key_counts.index(max(key_counts))]:
+    longest = key_counts.index(max(key_counts))
+    if q_lens[longest] == 1:
+        limits[longest - 1][0], limits[longest][0] = 0, 3 * key_counts[longest] // 4
+    elif q_lens[longest]:
         limits[longest][0] = hidden
     limits[0][0] = limits[0][-1] // 2  # of a CTA's first task, what the last token sees others do not
     return limits
