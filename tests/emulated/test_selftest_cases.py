@@ -22,9 +22,11 @@ from tsmla.identity.variant import (
 from tsmla.problems import cache as cache_problems
 from tsmla.problems import kept
 from tsmla.problems.cases import PrefillCase, cases_of, kind_of
-from tsmla.tools.selftest.child import run_kernel
+from tsmla.problems.memory import Memory
+from tsmla.tools.selftest.child import CALLS, run_kernel
 from tsmla.tools.selftest.protocol import Job
 from tsmla_emulator.prove.check import check
+from tsmla_emulator.run.emulate import Emulation
 from tsmla_emulator.run.emulate import emulated as emulation
 from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
@@ -76,6 +78,26 @@ def test_right_kernels_pass_every_case(compiled_kernels, variant):
             long = sum(case.lengths_kv) + case.unused_keys > LONG_KEYS * len(case.lengths_kv)
             entries[long] |= {launch.entry for call in gpu.calls[start:end] for launch in call.launches}
         assert len(entries[True]) == len(entries[False]) == 1 and entries[True] != entries[False]
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+@pytest.mark.parametrize("name", ["fp8_ds_mla", "snapmla"])
+def test_cases_launch_every_kernel_of_scaled_rows(compiled_kernels, monkeypatch, name, gathers):
+    """Kernels of few rows, of many and of pairs; nothing is run here."""
+    dtype = Dtype.E4M3 if name == "snapmla" else Dtype.BF16
+    variant = DecodeVariant(Arch.SM90A, dtype, Dtype.BF16, lse=True, row=ROWS[name], gathers=gathers)
+    kernels, launched = set(), set()
+
+    def run(_, symbol, module, launches, *rest):
+        assert symbol == variant.symbol()
+        kernels.update(module.entries)
+        launched.update(launch.entry for launch in launches)
+
+    monkeypatch.setattr(Emulation, "run", run)
+    with emulation(variant.arch, compiled=compiled_kernels):
+        for case in cases_of(kind_of(variant), full=True):
+            CALLS[type(case)].run(variant, case, Memory(), pdl=False)
+    assert launched == kernels and len(kernels) >= 5
 
 
 def test_queries_of_lists_of_scaled_rows_are_quantised_already(compiled_kernels):

@@ -40,7 +40,7 @@ from .protocol import Job, Outcome
 
 Say = Callable[[dict[str, Any]], None]
 
-_CALLS: dict[type[Case], Any] = {
+CALLS: dict[type[Case], Any] = {
     PrefillCase: prefill,
     MaskedCase: prefill,
     DecodeCase: decode,
@@ -82,7 +82,7 @@ def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:
 
 def _run_case(variant: Variant, case: Case, repeats: int) -> tuple[float, list[str]]:
     """Return the largest error, and what is wrong. Every other repetition is a programmatic dependent launch."""
-    calls = _CALLS[type(case)]
+    calls = CALLS[type(case)]
     memory = Memory()
     first = calls.run(variant, case, memory, pdl=False)
     overrun = memory.overrun()
