@@ -139,9 +139,9 @@ def check(
     all_ways: call a prefill a second time, in pieces if its dims allow, and merging if it has an LSE; and call each
         kernel of a decode also with requests that differ in query tokens.
     at_bounds: also call a prefill with sinks, once with PREFILL_BOUNDS and as in `all_ways`; a decode, in all of
-        these ways, with visible lengths and with DECODE_BOUNDS, and with what calls need not have (one that gathers
-        keys otherwise with lists of chosen keys alone, with this over pages, too); other operators with all cases of
-        `tsmla selftest` that have few rows.
+        these ways, with visible lengths and with DECODE_BOUNDS, and with what calls need not have, and its last kernel
+        with lengths that hide nothing (one that gathers keys otherwise with lists of chosen keys alone, with this over
+        pages, too); other operators with all cases of `tsmla selftest` that have few rows.
     spreads: see `emulated`; not for attention, whose host code knows how results lie.
     divided: call a decode over pages as the cases of `tsmla selftest` in which ranks divide the keys, and as
         DECODE_DIVIDED, not otherwise.
@@ -247,6 +247,8 @@ def _ways(
     if variant.gathers:  # tokens see their own key or none: there are keys between those that others see
         several = max(tokens, 4) * heads
         yield from ((several, DECODE_HIDING, Way(varies, hides=True, window=0, heads=heads)) for varies in ways)
+    elif most:
+        yield DECODE_BOUNDS_ROWS, DECODE_BOUNDS, Way(True, tells=True, window=DECODE_BOUNDS_WINDOWS[0], heads=1)
 
 
 def _pack(variant: PackVariant) -> tuple[str, str | None]:

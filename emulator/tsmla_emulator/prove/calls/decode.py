@@ -153,6 +153,7 @@ class Way:
     hides: with visible lengths, random ones.
     other: what calls need not have: heads are the query's outermost dimension in memory, so that its rows follow each
         other nowhere, pages have 64 keys, some scales in rows are negative, and heads have sinks, which the LSE counts.
+    tells: with visible lengths that hide nothing: each key is asked for.
     window: `window_left`; by default one that hides some keys of the longest request.
     heads: by default so many that equal requests have two query tokens.
     """
@@ -160,6 +161,7 @@ class Way:
     varies: bool = False
     hides: bool = False
     other: bool = False
+    tells: bool = False
     window: int | None = None
     heads: int | None = None
 
@@ -184,13 +186,19 @@ def decode(
     if way.hides:
         hidden = DECODE_HIDDEN_OF_PACK if way.varies else DECODE_HIDDEN_MORE
     window = max(key_counts) - q_len - hidden if way.window is None else way.window
-    limits: list[Any] = _visible(q_lens, key_counts, hidden) if way.hides else [None] * len(q_lens)
+    limits: list[Any] = [None] * len(q_lens)
+    if way.hides:
+        limits = _visible(q_lens, key_counts, hidden)
+    elif way.tells:
+        limits = [
+            torch.full((q_len,), count, dtype=torch.int32) for q_len, count in zip(q_lens, key_counts, strict=True)
+        ]
     keys = _keys(variant, page, q_lens, key_counts, limits, window, way.other)
     query = _query(variant, sum(q_lens), heads, way.hides and rows <= HOPPER_FEW_ROWS)
     given_rows = given_query(variant, query if way.varies else query.unflatten(0, (-1, q_len)))
     sinks = torch.linspace(*SINKS, heads, device="cuda")
     more: dict[str, Any] = {}
-    if way.hides:
+    if way.hides or way.tells:
         more["local_visible_lens"] = (torch.cat(limits) if way.varies else torch.stack(limits)).to("cuda")
     if way.varies:
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")

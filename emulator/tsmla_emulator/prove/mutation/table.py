@@ -205,9 +205,9 @@ def _rows(variant: Variant) -> tuple[int, ...]:
 
 
 def _part(paths: list[Path], number: int, count: int) -> list[Path]:
-    """Return one of so many parts of the same length."""
+    """Return one of so many parts of the same length; what is left is the last one's."""
     length = len(paths) // count
-    return paths[number * length : (number + 1) * length]
+    return paths[number * length : (number + 1) * length if number + 1 < count else None]
 
 
 def render(
