@@ -248,7 +248,7 @@ def _ways(
         several = max(tokens, 4) * heads
         yield from ((several, DECODE_HIDING, Way(varies, hides=True, window=0, heads=heads)) for varies in ways)
     elif most:
-        yield DECODE_BOUNDS_ROWS, DECODE_BOUNDS, Way(True, tells=True, window=DECODE_BOUNDS_WINDOWS[0], heads=1)
+        yield tokens * heads, DECODE_BOUNDS, Way(True, tells=True, window=DECODE_BOUNDS_WINDOWS[0], heads=heads)
 
 
 def _pack(variant: PackVariant) -> tuple[str, str | None]:

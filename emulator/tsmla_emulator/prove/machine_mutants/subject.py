@@ -303,12 +303,13 @@ def _drawn(variant: PrefillVariant | DecodeVariant, record: Record, seed: int) -
 
 
 def _names_in_the_mutation_table(variant: Variant, records: Sequence[Record]) -> dict[str, set[str]]:
-    """Return the names of each entry: all calls of one name go before those of the next."""
+    """Return the names of each entry: all calls of one name go before those of the next, and are as many but for what
+    is left, which is the last one's."""
     names = kernels(variant)
     found = collections.defaultdict[str, set[str]](set)
     for number, record in enumerate(records):
         for launch in record.launches:
-            found[launch.entry].add(names[number * len(names) // len(records)])
+            found[launch.entry].add(names[min(number // (len(records) // len(names)), len(names) - 1)])
     return found
 
 
