@@ -356,19 +356,6 @@ def test_a_kernel_without_a_tensor_fence_is_judged_leniently_and_says_so(kernels
     assert f"| unfenced | {subject.lenient} |" in page
 
 
-def test_kernels_that_are_not_hunted_again_keep_their_rows():
-    page = ""
-    for commit, names in (("a", ("k", "l", "l, 10 rows")), ("b", ("l",)), ("c", ("m",))):
-        found = {name: mutate.Findings([]) for name in names}
-        page, _ = mutation_table.render(found, Reasons(), ["mutate"], f"Date 2026-01-01, commit {commit}.", page)
-    rows = page.partition("## Kernels")[2].partition("##")[0].strip().splitlines()[2:]
-    shown = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in rows]
-    assert [(cells[0], cells[-1]) for cells in shown[:-1]] == [
-        ("m", "2026-01-01, c"), ("l", "2026-01-01, b"), ("k", "2026-01-01, a"), ("l, 10 rows", "2026-01-01, a")
-    ]  # fmt: skip
-    assert shown[-1][0] == "all of 2026-01-01, c"
-
-
 def test_a_mutant_is_known_by_function_edge_and_operation(subjects):
     """Functions are the kernel's own, also where parts lie between; `wgmma.fence`, to which the compiler gives no
     place, by the product that it is for."""

@@ -232,7 +232,7 @@ def _mutate(given: argparse.Namespace) -> int:
         names = [word for name, ptx, record in others for word in ("--kernel", repr(name), ptx.name, record.name)]
         only = ["--only", repr(given.only)] if given.only else []
         command = ["tsmla-emulator", "mutate", *given.symbols, *names, *only]
-        page, problems = mutation_table.render(results, reasons, command, earlier=_earlier(given.table))
+        page, problems = mutation_table.render(results, reasons, command)
         _publish(page, given.table)
     return _told(problems)
 
@@ -250,14 +250,9 @@ def _mutate_kept(given: argparse.Namespace) -> int:
     if not hunt.go_on(given.processes, given.seconds, reasons):
         return _told([f"not done, to go on with --keep {given.keep}: {name}" for name in hunt.left()])
     command = ["tsmla-emulator", "mutate", *hunt.symbols]
-    page, problems = mutation_table.render(hunt.findings(), reasons, command, hunt.made, _earlier(given.table))
+    page, problems = mutation_table.render(hunt.findings(), reasons, command, hunt.made)
     _publish(page, given.table)
     return _told(problems)
-
-
-def _earlier(table: Path | None) -> str:
-    """Return the page that another one replaces."""
-    return table.read_text("utf-8") if table and table.exists() else ""
 
 
 def _publish(page: str, table: Path | None) -> None:

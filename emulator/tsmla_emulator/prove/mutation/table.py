@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import collections
-import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +68,6 @@ check failed first: *values* (results are other bytes), *poison* (memory is read
 (seen by happens-before alone), or *other* (barriers misused, tensor memory, endless loops). A survivor is *redundant*
 where [mutation-reasons.json](mutation-reasons.json) says why nothing goes wrong without it, or where it is caught as
 soon as another survivor is changed beside it. All others are *not known*: the instruction may be needed.
-
-A kernel that was not hunted with the others has its last hunt's row; roles and what is open are of the others.
 
 `tsmla-emulator mutate` writes this page and prints where each mutant is that is not known: do not edit.""".split("\n")
 _LENIENT = (
@@ -211,32 +208,30 @@ def _part(paths: list[Path], number: int, count: int) -> list[Path]:
 
 
 def render(
-    findings: dict[str, Findings], reasons: Reasons, command: Sequence[str], when: str = "", earlier: str = ""
+    findings: dict[str, Findings], reasons: Reasons, command: Sequence[str], when: str = ""
 ) -> tuple[str, list[str]]:
     """Return the page, and a sentence about each survivor without a reason and each reason that is no survivor's.
 
-    when: as `made` says it; by default now. earlier: a page whose rows of other kernels stay.
+    when: as `made` says it; by default now.
     """
-    when = when or made()
     results = {name: of_one.results for name, of_one in findings.items()}
     everything = [(name, result) for name, of_one in results.items() for result in of_one]
     lines = [
         *_BEFORE,
         "",
-        when,
+        when or made(),
         "",
         *command_block(command),
         "",
         "## Kernels",
         "",
-        table_row("kernel", *_HEAD, "hunted"),
-        table_row(*"-" * (len(_HEAD) + 2)),
+        table_row("kernel", *_HEAD),
+        table_row(*"-" * (len(_HEAD) + 1)),
         *(
-            table_row(name, *_counted([(name, result) for result in of_one], reasons), _state_in(when))
+            table_row(name, *_counted([(name, result) for result in of_one], reasons))
             for name, of_one in results.items()
         ),
-        *(table_row(*cells) for cells in _rows_of_others(earlier, results)),
-        table_row("all of " + _state_in(when), *_counted(everything, reasons), ""),
+        table_row("all", *_counted(everything, reasons)),
         "",
         *_roles(everything, reasons),
         *_open(everything, reasons),
@@ -246,20 +241,6 @@ def render(
         lines += [table_row("kernel", "first finding in the unchanged kernel"), table_row("-", "-")]
         lines += [table_row(name, found) for name, found in lenient.items()]
     return "\n".join(lines) + "\n", _problems(results, reasons)
-
-
-def _state_in(page: str) -> str:
-    """Return the date and the commit that `made` has said."""
-    found = re.search(r"^Date ([\d-]+, )commit (\S+)\.$", page, re.MULTILINE)
-    return "".join(found.groups()) if found else ""
-
-
-def _rows_of_others(page: str, known: Collection[str]) -> Iterator[list[str]]:
-    """Yield the cells of a page's kernels that are not known, with the state of each."""
-    for line in page.partition("\n## Kernels\n")[2].partition("\n## ")[0].splitlines():
-        name, *cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
-        if len(cells) >= len(_HEAD) and cells[0].isdigit() and name not in known and not name.startswith("all"):
-            yield [name, *(cells if len(cells) > len(_HEAD) else [*cells, _state_in(page)])]
 
 
 def _roles(everything: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
