@@ -63,7 +63,11 @@ def _planned(case: FaceCase) -> dict[str, Any]:
             q_lens = [len(call.query_tokens(request)) for request in range(call.batch)]
             varies = len({*q_lens}) > 1  # else the wrapper sees requests of one query length
             changes["max_q_len"] = call.tokens if case.again and varies else max([1, *q_lens])
-    return {"max_seq_len": max(1, longest), "workspace_buffer": _room(call), **changes}
+    room = _room(call)
+    if case.face == "flash_mla":  # it has as much as is needed; with more, more requests may be split
+        size = tsmla.decode_workspace_size(call.batch, call.q_len, call.heads, max(1, longest))
+        room = torch.empty(size, dtype=torch.uint8, device="cuda")
+    return {"max_seq_len": max(1, longest), "workspace_buffer": room, **changes}
 
 
 def _room(call: DecodeCase) -> torch.Tensor:

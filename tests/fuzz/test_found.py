@@ -58,6 +58,11 @@ FOUND: dict[str, Case] = {
         rope=0, seq_lens=(990, 324, 27), page=2, width=502, shared=2, lse=False, processors=16,
         schedule=Schedule(quantum=1, races=False, starved=(13,)),
     ),
+    "decode by FlashMLA's name: a workspace with room for a part less than the formula's": FaceCase(
+        call=DecodeCase(dtype="e4m3", rope=0, seq_lens=(0, 129, 1), q_len=8, page=16, width=9, lse_base=math.e,
+                        processors=2),
+        face="flash_mla",
+    ),
     "decode: keys between those that tokens see, which are NaN": DecodeCase(
         seq_lens=(100,), q_len=3, visible=((95, 0, 100),), sight=Sight(window_left=5)
     ),

@@ -107,7 +107,8 @@ def tsmla_decode(
               0 counts as hidden; a scale that is negative, infinite or NaN makes NaN of the rows that see its key.
         workspace_buffer: [bytes] int8 or uint8, at least `decode_workspace_size`; callers that size it by SMs * heads *
             max(8, q_len) * 513 * 4 always have enough, q_len being max_q_len where that is given. Uninitialised, and
-            nothing in it outlives a call.
+            nothing in it outlives a call. Where its size is what limits how keys are divided, a larger one may divide
+            them otherwise, which changes a result's last bits.
         kv_lora_rank, qk_rope_head_dim: 512 and 64; 512 and 0 for models whose keys do not depend on their position.
             Then query and cache have rows of 512, one tensor each, in bf16, fp16 or e4m3.
         block_tables: [batch, width] int32, pages of each request in order. Entries beyond a request's keys are not
