@@ -91,10 +91,8 @@ def test_machine_code_that_no_way_leads_to_is_none():
 def test_a_call_has_requests_with_fewer_row_tiles(arch):
     """Groups have fewer CTAs than the most row tiles then, and a request is split."""
     found = []
-    rows_of_most = decode_rows(arch)[-1]
-    for rows, key_counts, way in check._ways(
-        DecodeVariant(arch, Dtype.BF16, Dtype.BF16, False), rows_of_most, most=True, all_ways=True, at_bounds=True
-    ):
+    variant = DecodeVariant(arch, Dtype.BF16, Dtype.BF16, False)
+    for rows, key_counts, way in check._ways(variant, decode_rows(arch)[-1], True, True):
         heads = way.heads or rows // 2
         q_len = rows // heads
         if way.varies and key_counts:

@@ -56,18 +56,18 @@ def _planned(case: FaceCase) -> dict[str, Any]:
     call = case.call
     if not isinstance(call, DecodeCase) or case.face not in ("flash_mla", "wrapper"):
         return {}
-    longest, changes = call.width * call.page, {}
-    if case.face == "wrapper":
-        longest = longest if case.again else max([0, *call.lengths])
+    longest, changes = max(1, call.width * call.page), {}
+    if case.face == "flash_mla":  # it has as much room as is needed; with more, more requests may be split
+        size = tsmla.decode_workspace_size(call.batch, call.q_len, call.heads, longest)
+        changes["workspace_buffer"] = torch.empty(size, dtype=torch.uint8, device="cuda")
+    else:
+        changes["workspace_buffer"] = _room(call)
+        longest = longest if case.again else max([1, *call.lengths])
         if call.ends_q is not None:
             q_lens = [len(call.query_tokens(request)) for request in range(call.batch)]
             varies = len({*q_lens}) > 1  # else the wrapper sees requests of one query length
             changes["max_q_len"] = call.tokens if case.again and varies else max([1, *q_lens])
-    room = _room(call)
-    if case.face == "flash_mla":  # it has as much as is needed; with more, more requests may be split
-        size = tsmla.decode_workspace_size(call.batch, call.q_len, call.heads, max(1, longest))
-        room = torch.empty(size, dtype=torch.uint8, device="cuda")
-    return {"max_seq_len": max(1, longest), "workspace_buffer": room, **changes}
+    return {"max_seq_len": longest, **changes}
 
 
 def _room(call: DecodeCase) -> torch.Tensor:

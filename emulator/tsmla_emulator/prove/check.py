@@ -208,26 +208,27 @@ def make_calls(
         judged = _judged(decode_problems, variant, cases)
     else:
         judged = []
-        for rows in (rows_of_each := decode_rows(variant.arch, variant.row, variant.gathers)):
+        for rows in decode_rows(variant.arch, variant.row, variant.gathers):
             if variant.gathers:
                 judged.append(chosen(variant, rows, decode_lengths, sums))
             if at_bounds or not variant.gathers:
                 judged += [
                     decode(variant, own_rows, key_counts or decode_lengths, way, sums)
-                    for own_rows, key_counts, way in _ways(variant, rows, rows == rows_of_each[-1], all_ways, at_bounds)
+                    for own_rows, key_counts, way in _ways(variant, rows, all_ways, at_bounds)
                 ]
     return judged
 
 
 def _ways(
-    variant: DecodeVariant, rows: int, most: bool, all_ways: bool, at_bounds: bool
+    variant: DecodeVariant, rows: int, all_ways: bool, at_bounds: bool
 ) -> Iterator[tuple[int, tuple[int, ...] | None, Way]]:
     """Yield the decodes over pages of one of a variant's kernels: query rows of a request, keys of requests where they
-    are not the usual, and how. rows: those of its small decode. most: whether other kernels have fewer."""
+    are not the usual, and how. rows: those of its small decode."""
     ways = _BOOLS[: 1 + all_ways]
     yield from ((rows, None, Way(varies)) for varies in ways)
     if not at_bounds:
         return
+    most = rows == decode_rows(variant.arch, variant.row, variant.gathers)[-1]
     hiding, heads = (HOPPER_TURNED_ROWS, 2) if turns_values(variant) and most else (rows, None)
     if rows == HOPPER_PAIR_ROWS:  # requests of one token are divided among pairs
         yield rows // 2, DECODE_HIDING, Way(hides=True, heads=rows // 2)

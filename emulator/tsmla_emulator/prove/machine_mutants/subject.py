@@ -33,7 +33,7 @@ from ..dataflow.unwritten import unwritten
 from ..dataflow.values import Values
 from ..mutation.mutate import schedules
 from ..mutation.reasons import Reasons
-from ..mutation.table import DECODE_LENGTHS, LENGTHS, kernels
+from ..mutation.table import DECODE_LENGTHS, LENGTHS, kernels, part_of
 from .sites import BARRIER, GUARD, PREDICATE, SCHEDULED, WAIT, Mutant, mutants
 from .waits import Waits
 
@@ -303,13 +303,13 @@ def _drawn(variant: PrefillVariant | DecodeVariant, record: Record, seed: int) -
 
 
 def _names_in_the_mutation_table(variant: Variant, records: Sequence[Record]) -> dict[str, set[str]]:
-    """Return the names of each entry: all calls of one name go before those of the next, and are as many but for what
-    is left, which is the last one's."""
+    """Return the names of each entry: all calls of one name go before those of the next."""
     names = kernels(variant)
     found = collections.defaultdict[str, set[str]](set)
-    for number, record in enumerate(records):
-        for launch in record.launches:
-            found[launch.entry].add(names[min(number // (len(records) // len(names)), len(names) - 1)])
+    for number, name in enumerate(names):
+        for record in part_of([*records], number, len(names)):
+            for launch in record.launches:
+                found[launch.entry].add(name)
     return found
 
 

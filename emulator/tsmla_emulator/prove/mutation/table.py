@@ -6,7 +6,7 @@ import collections
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tsmla.identity.arch import Arch
 from tsmla.identity.variant import DecodeVariant, PrefillVariant, Variant
@@ -52,6 +52,7 @@ DECODE_LENGTHS = (
 """
 FEW_DECODE_LENGTHS = (70, 0)
 """Keys of a decode that catches most mutants in a fraction of the time; some of its CTAs have no work."""
+_Call = TypeVar("_Call")
 _KINDS = ("values", "poison", "deadlock", "race")
 _HEAD = ("mutants", *_KINDS, "other", "redundant", "not known", "caught of the others")
 _BEFORE = """\
@@ -165,7 +166,7 @@ def recorded(
     of_others: frozenset[str] = frozenset()
     for number, name in reversed([*enumerate(names)]):
         of_name = range(number * parts // len(names), (number + 1) * parts // len(names))
-        first, own = ([_part(some, part, parts) for part in of_name] for some in (small, records))
+        first, own = ([part_of(some, part, parts) for part in of_name] for some in (small, records))
         in_order = [*sum(first, []), *sum((paths[:of_order] for paths in own), [])]
         calls, of_masks = (
             [path for path in paths if not entries(path) <= of_others]
@@ -201,10 +202,10 @@ def _rows(variant: Variant) -> tuple[int, ...]:
     return decode_rows(variant.arch, variant.row, variant.gathers) if isinstance(variant, DecodeVariant) else ()
 
 
-def _part(paths: list[Path], number: int, count: int) -> list[Path]:
+def part_of(calls: list[_Call], number: int, count: int) -> list[_Call]:
     """Return one of so many parts of the same length; what is left is the last one's."""
-    length = len(paths) // count
-    return paths[number * length : (number + 1) * length if number + 1 < count else None]
+    length = len(calls) // count
+    return calls[number * length : (number + 1) * length if number + 1 < count else None]
 
 
 def render(
