@@ -2,13 +2,13 @@
 
 On a machine with a GPU and installed libraries, and then anywhere:
 
-    python -m tsmla_emulator.prove.hardware.memory record DIRECTORY [SYMBOL...] --commit HASH
+    python -m tsmla_emulator.prove.hardware.memory record DIRECTORY [SYMBOL...] --commit HASH [--at-bounds]
     python -m tsmla_emulator.prove.hardware.memory compare DIRECTORY [SYMBOL...] [--machine-code] [--hardware-sums]
     python -m tsmla_emulator.prove.hardware.memory keep DIRECTORY SYMBOL... --into TARGET
 
 Both sides run the same host code on the same emulated memory; only what a kernel does to that memory is the GPU's or
 the emulator's. Inputs are drawn by integer arithmetic, and their digests are recorded: where they differ, the two
-calls were not the same.
+calls were not the same. `--at-bounds` makes the calls that mutants are tried with.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ def ran(
     kernel: Callable[[emulate.Emulation, Variant], Any],
     options: Options = Options(),  # noqa: B008 -- frozen
     compiled: Callable[[Variant], Compiled] | None = None,
+    at_bounds: bool = False,
 ) -> tuple[list[Ran], str]:
     """Make the calls of `check` with numbers from integer arithmetic. Return them and what was wrong, "" for nothing.
 
     kernel: gives the function that runs a variant's kernels on emulated tensors.
+    at_bounds: see `check`.
     """
     found: list[Ran] = []
     written = {x.name for x in OPERATORS[variant.family].tensors if x.written or x.scratch}
@@ -91,7 +93,8 @@ def ran(
     with drawn_by_integers(), mock.patch.object(emulate.Emulation, "kernel", observed):
         processors = check.emulated_sms(variant)
         with emulate.emulated(variant.arch.value, options, compiled=compiled, processors=processors):
-            judged = check.make_calls(variant, all_ways=True, hardware_sums=options.hardware_sums)
+            sums = options.hardware_sums
+            judged = check.make_calls(variant, all_ways=True, at_bounds=at_bounds, hardware_sums=sums)
     return found, "; ".join(error for _, error in judged if error)
 
 
@@ -206,7 +209,7 @@ def digests_in(library: Path) -> dict[str, str]:
     return {kernel.entry: hashlib.sha1(kernel.code).hexdigest() for kernel in kernels(library)}
 
 
-def record(directory: Path, commit: str, symbols: Sequence[str]) -> int:
+def record(directory: Path, commit: str, symbols: Sequence[str], at_bounds: bool) -> int:
     """Write what the GPU leaves: a file for each family, with bytes, digests of inputs, and what ran where."""
     torch.zeros(1, device="cuda")
     variants = [check.find(symbol) for symbol in symbols] or check.variants([Arch.SM90A])
@@ -222,7 +225,8 @@ def record(directory: Path, commit: str, symbols: Sequence[str]) -> int:
     for variant in variants:
         symbol, started = variant.symbol(), time.perf_counter()
         try:
-            calls, error = ran(variant, functools.partial(on_gpu, functions), Options(hardware_sums=True))
+            on_this = functools.partial(on_gpu, functions)
+            calls, error = ran(variant, on_this, Options(hardware_sums=True), at_bounds=at_bounds)
         except Exception:
             wrong += 1
             print(f"{symbol}: {traceback.format_exc()}", flush=True)
@@ -237,7 +241,7 @@ def record(directory: Path, commit: str, symbols: Sequence[str]) -> int:
         print(f"{symbol}: {len(calls)} calls, {time.perf_counter() - started:.1f} s {error}", flush=True)
     directory.mkdir(parents=True, exist_ok=True)
     for family, contents in arrays.items():
-        said = json.dumps({"certificate": certificate, "variants": notes[family]})
+        said = json.dumps({"certificate": certificate, "at_bounds": at_bounds, "variants": notes[family]})
         np.savez_compressed(directory / f"{family}.npz", said=said, **contents)
     print(f"{len(variants) - wrong} of {len(variants)} recorded: {certificate}")
     return wrong
@@ -264,6 +268,7 @@ class Recorded:
         self.files = {path.stem: np.load(path) for path in sorted(directory.glob("*.npz"))}
         said = {family: json.loads(str(file["said"])) for family, file in self.files.items()}
         self.certificates = {one["certificate"] for one in said.values()}
+        self.at_bounds = any(one.get("at_bounds") for one in said.values())
         self.variants = {symbol: notes for one in said.values() for symbol, notes in one["variants"].items()}
 
     def content(self, variant: Variant, digest: str) -> np.ndarray | None:
@@ -304,7 +309,7 @@ def compare(
     differing = 0
     for symbol in symbols or recorded.variants:
         variant, started = check.find(symbol), time.perf_counter()
-        calls, _ = ran(variant, in_emulator, options, compiled)
+        calls, _ = ran(variant, in_emulator, options, compiled, recorded.at_bounds)
         found = recorded.differences(variant, calls)
         differing += bool(found)
         told = "; ".join(
@@ -342,6 +347,7 @@ def main() -> int:
         way.add_argument("directory", type=Path)
         way.add_argument("symbols", nargs="*")
     ways.choices["record"].add_argument("--commit", required=True)
+    ways.choices["record"].add_argument("--at-bounds", action="store_true")
     ways.choices["compare"].add_argument("--machine-code", action="store_true")
     ways.choices["compare"].add_argument("--hardware-sums", action="store_true")
     ways.choices["keep"].add_argument("--into", type=Path, required=True)
@@ -349,7 +355,7 @@ def main() -> int:
     if given.way == "keep":
         return keep(given.directory, given.into, given.symbols)
     if given.way == "record":
-        return record(given.directory, given.commit, given.symbols)
+        return record(given.directory, given.commit, given.symbols, given.at_bounds)
     options = Options(machine_code=given.machine_code, hardware_sums=given.hardware_sums)
     return compare(given.directory, given.symbols, options)
 
