@@ -17,6 +17,8 @@ from tsmla_emulator.run.host.memory import merged
 from tsmla_emulator.run.machine import Options
 
 RECORDED = Recorded(Path(__file__).with_name("hardware_results"))
+AT_BOUNDS = Recorded(Path(__file__).with_name("hardware_results") / "at_bounds")
+"""What was left in the calls that mutants are tried with: digests alone."""
 UNCHANGED = (
     "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_lse",
     "tsmla_decode_sm_90a_e4m3_to_bf16_d512x64_lse",
@@ -29,10 +31,22 @@ UNCHANGED = (
     "tsmla_write_cache_sm_90a_bf16_d512e4m3s128x64",
 )
 """Kernels of each family whose machine code is what was recorded. Who changes one records it anew."""
+FEW_AT_BOUNDS = (
+    "tsmla_decode_sm_90a_bf16_to_bf16_d512_gathers_lse",
+    "tsmla_key_mask_sm_90a",
+    "tsmla_pack_sm_90a_bf16_to_e4m3_d128x64x128",
+    "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse",
+    "tsmla_quantize_q_sm_90a_bf16_d512e4m3s512apartwholex64",
+    "tsmla_read_cache_sm_90a_bf16_d512e4m3s128x64",
+    "tsmla_write_cache_sm_90a_bf16_d512e4m3s128x64",
+)
+"""One of each family, of those whose calls at bounds take seconds. `compare` compares all."""
 
 
 def test_all_variants_are_recorded():
     assert len(RECORDED.variants) == 113
+    assert AT_BOUNDS.variants.keys() == RECORDED.variants.keys()
+    assert AT_BOUNDS.at_bounds and not RECORDED.at_bounds
 
 
 def test_inputs_are_drawn_from_integers():
@@ -48,15 +62,23 @@ def test_memory_is_bit_for_bit_that_of_the_gpu(family):
     """Kernels that have other machine code since are left out."""
     compared, of_family = [], f"tsmla_{family}_sm_90a"
     for symbol in filter(lambda symbol: symbol.startswith(of_family), RECORDED.variants):
-        variant, notes = check.find(symbol), RECORDED.variants[symbol]
-        if digests_in(BUILT(variant).library) != notes["code"]:
-            continue
-        calls, wrong = ran(variant, in_emulator, Options(machine_code=True, hardware_sums=True), BUILT)
-        assert (symbol, wrong) == (symbol, "")
-        assert [call.given for call in calls] == notes["given"]
-        assert (symbol, RECORDED.differences(variant, calls)) == (symbol, [])
-        compared.append(symbol)
+        if digests_in(BUILT(check.find(symbol)).library) == RECORDED.variants[symbol]["code"]:
+            _leaves_what_the_gpu_left(RECORDED, symbol)
+            compared.append(symbol)
     assert {symbol for symbol in UNCHANGED if symbol.startswith(of_family)} <= {*compared}
+
+
+@pytest.mark.parametrize("symbol", FEW_AT_BOUNDS)
+def test_memory_is_bit_for_bit_that_of_the_gpu_in_the_calls_of_mutants(symbol):
+    _leaves_what_the_gpu_left(AT_BOUNDS, symbol)
+
+
+def _leaves_what_the_gpu_left(recorded: Recorded, symbol: str) -> None:
+    variant, options = check.find(symbol), Options(machine_code=True, hardware_sums=True)
+    calls, wrong = ran(variant, in_emulator, options, BUILT, recorded.at_bounds)
+    assert (symbol, wrong) == (symbol, "")
+    assert [call.given for call in calls] == recorded.variants[symbol]["given"]
+    assert (symbol, recorded.differences(variant, calls)) == (symbol, [])
 
 
 @pytest.mark.parametrize("hardware_sums", [True, False])
