@@ -32,7 +32,7 @@ UNCHANGED = (
 )
 """Kernels of each family whose machine code is what was recorded. Who changes one records it anew."""
 FEW_AT_BOUNDS = (
-    "tsmla_decode_sm_90a_bf16_to_bf16_d512_gathers_lse",
+    "tsmla_decode_sm_90a_fp16_to_fp16_d512x64_gathers_lse",
     "tsmla_key_mask_sm_90a",
     "tsmla_pack_sm_90a_bf16_to_e4m3_d128x64x128",
     "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse",

@@ -1,9 +1,10 @@
 """Runs a kernel's calls twice, from PTX and from machine code, and tells what differs in the memory that it wrote and
 in the order in which each warp synchronises, copies and multiplies.
 
-    python -m tsmla_emulator.prove.machine_code [PATTERN...] [--libraries DIRECTORY]
+    python -m tsmla_emulator.prove.machine_code [PATTERN...] [--libraries DIRECTORY] [--at-bounds]
 
-does so with the variants of these names, all by default, and says of each what came of it.
+does so with the variants of these names, all by default, and says of each what came of it. With `--at-bounds`, calls
+are those that mutants are tried with.
 
 The order is that of the notes of a trace (core/trace.h): barriers, with counts, bytes and phases, copies, tcgen05's
 products and commits; Hopper's products are not among them.
@@ -81,6 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("patterns", nargs="*", default=["*"], help="names of variants, such as '*sm_90a*'")
     parser.add_argument("--libraries", type=Path, help="run machine code of the libraries in this directory")
+    parser.add_argument("--at-bounds", action="store_true", help="make the calls that mutants are tried with")
     given = parser.parse_args()
     counts = collections.Counter[str]()
     began = time.process_time()
@@ -91,7 +93,7 @@ def main() -> int:
         if not any(fnmatch.fnmatchcase(symbol, pattern) for pattern in given.patterns):
             continue
         try:
-            found = compare(variant, compiled=compiled)
+            found = compare(variant, compiled=compiled, at_bounds=given.at_bounds)
         except (EmulationError, GuardError, CompileError, RuntimeError, ValueError) as error:
             verdict, text = "wrong", str(error).splitlines()[0]
         else:
@@ -124,22 +126,28 @@ def compare(
     variant: Variant,
     options: Options = Options(),  # noqa: B008 -- frozen
     compiled: Callable[[Variant], Compiled] | None = None,
+    at_bounds: bool = False,
 ) -> Comparison:
     """Run the calls of `check` both ways. Raises what `check` raises.
 
     A warp that asks whether a phase is over, to go on with something else if not, is told so once both ways: else its
     order depends on how fast others are.
+
+    at_bounds: make the calls that mutants are tried with.
     """
     options = dataclasses.replace(options, trace=tuple(range(CLUSTERS)), tests_fail=True)
-    from_ptx = check(variant, dataclasses.replace(options, machine_code=False), compiled=compiled)
-    from_code = check(variant, dataclasses.replace(options, machine_code=True), compiled=compiled)
+
+    def run(machine_code: bool) -> Verdict:
+        own = dataclasses.replace(options, machine_code=machine_code)
+        return check(variant, own, compiled=compiled, all_ways=at_bounds, at_bounds=at_bounds)
+
+    from_ptx, from_code = run(False), run(True)
     differs = _differences(from_ptx, from_code)
     same = False
     if differs:
         real = emulate.Emulation._module
         with mock.patch.object(emulate.Emulation, "_module", lambda gpu, text: contracted(real(gpu, text))):
-            again = check(variant, dataclasses.replace(options, machine_code=False), compiled=compiled)
-        same = not _differences(again, from_code)
+            same = not _differences(run(False), from_code)
     order = (
         f"call {number}: {text}"
         for number, (one, other) in enumerate(zip(from_ptx.calls, from_code.calls, strict=True))

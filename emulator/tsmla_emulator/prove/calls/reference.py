@@ -80,14 +80,16 @@ def judged(
     out: torch.Tensor, lse: torch.Tensor | None, expected: torch.Tensor, expected_lse: torch.Tensor, step: float
 ) -> tuple[str, str | None]:
     """Return how far results are from float64, in words, and what is wrong if that is more than a relative RMSE of
-    `step`."""
+    `step`, or 1e-5 of an LSE. Products of float16 numbers have 22 bits, so that each of a score's additions rounds:
+    where results are float16, an LSE may be off by a millionth of itself more."""
     rmse = float((out.double() - expected).norm() / expected.norm())
     problems = [] if rmse <= step else [f"relative RMSE {rmse:.1e} is above {step:.1e}"]
     measured = f"relative RMSE {rmse:.1e}"
     if lse is not None:
         some = expected_lse.isfinite()
-        off = float((lse.double() - expected_lse)[some].abs().max())
-        measured += f", LSE off by {off:.1e}"
-        if not off <= 1e-5 or not torch.equal(lse.double()[~some], expected_lse[~some]):
-            problems.append(f"LSE is off by {off:.1e}, or rows without keys do not give -inf")
+        off = (lse.double() - expected_lse)[some].abs()
+        more = 1e-6 * expected_lse[some].abs() if out.dtype == torch.float16 else 0.0
+        measured += f", LSE off by {off.max():.1e}"
+        if not (off <= 1e-5 + more).all() or not torch.equal(lse.double()[~some], expected_lse[~some]):
+            problems.append(f"LSE is off by {off.max():.1e}, or rows without keys do not give -inf")
     return measured, "; ".join(problems) or None
