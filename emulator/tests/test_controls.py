@@ -85,6 +85,8 @@ def test_table():
     assert "| NOT STATED 1 | none |" in page
     page = judging.table([(CONTROL, Seen(refused="PtxError: no"))], AS_STATED, "")
     assert "| - | - | PtxError: no |" in page
+    page = judging.table([(CONTROL, SEEN)], AS_STATED, "With " + "another 1.0, " * 20)
+    assert max(len(line) for line in page.splitlines()) <= 120
 
 
 def ran(monkeypatch, capsys, seen: Seen, *arguments: str) -> tuple[int, str]:

@@ -197,6 +197,8 @@ def test_what_the_scheduler_is_told(low, high, told):
     ("low", "high", "said"),
     [
         (0x00000000000075AA, 0x000FE20000000000, "opcode 0x5aa is not known at 0x0 (sm_90a): 0x"),
+        (0x0000580701007387, 0x0023E20000100800, "STL: local memory, to which registers are spilled, is not emulated"),
+        (0x0000580701007983, 0x0023E20000100800, "LDL: local memory, to which registers are spilled, is not emulated"),
         (0x3F80000008087421, 0x001FCC0000000010, "FADD: bits 68 are not known at 0x0 (sm_90a): 0x"),
         (0x00013002030075A7, 0x000E6400080001B8, "SYNCS.PHASECHK.TRANS64: bits 70, 71 are not known at 0x0"),
         (0x0000000000077919, 0x000E620000002800, "S2R at 0x0: bits 72 to 79 are 0x28: 0x"),

@@ -20,6 +20,14 @@ def command_block(*commands: Sequence[str]) -> list[str]:
     return ["```", *sum(lines, []), "```"]
 
 
+def wrapped(line: str) -> str:
+    """Return a line of a page in lines of at most 120 characters; one of a table as it is."""
+    if line.startswith("|"):
+        return line
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, 120, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+
 def table_row(*cells: str) -> str:
     """Return a row of a table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

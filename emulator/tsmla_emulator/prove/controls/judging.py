@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Sequence
 
+from ..page import wrapped
 from .control import Control, Seen, Stated
 
 
@@ -104,7 +105,7 @@ def table(results: Sequence[tuple[Control, Seen]], stated: Stated, origin: str) 
         if where:
             lines += [f"**{name}** ({explanation.judgement}). {explanation.text}", ""]
             lines += [*(f"- `{finding}`" for finding in where), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(wrapped(line) for line in "\n".join(lines).rstrip().splitlines()) + "\n"
 
 
 def _tally(stated: Stated, control: Control, found: dict[str, int]) -> str:

@@ -29,6 +29,8 @@ from tsmla_emulator.run.sass.tables import NO_OPERANDS, NO_RESULT, forms
 
 UNIFORM_BITS = {"sm_90a": 6, "sm_100a": 8, "sm_103a": 8}
 """Architecture -> bits of a uniform register's number."""
+_LOCAL_MEMORY = {0x387: "STL", 0x983: "LDL"}
+"""Opcodes of local memory, where registers are spilled to. No kernel of tsmla may have one."""
 
 
 def decoded(code: bytes, architecture: str) -> list[Instruction]:
@@ -153,6 +155,8 @@ def _named(form: Form) -> str:
 
 
 def _why(candidates: list[_Ready] | tuple[()], word: int) -> str:
+    if name := _LOCAL_MEMORY.get(word & OPCODE):
+        return f"{name}: local memory, to which registers are spilled, is not emulated"
     if not candidates:
         return f"opcode {word & OPCODE:#05x} is not known"
     nearest = min(candidates, key=lambda form: (word & form.mask ^ form.value).bit_count())
