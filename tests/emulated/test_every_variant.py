@@ -7,7 +7,9 @@ import os
 
 import pytest
 from emulated_archs import has_a_text_of_its_own, text_of
-from tsmla.identity.arch import Arch
+from tsmla.identity.arch import SHIPPED_ARCHS, Arch
+from tsmla.identity.row_format import ROWS, uniform_row
+from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla_emulator.prove.check import check, variants
 from tsmla_emulator.pytest_plugin import SCHEDULES
 
@@ -35,3 +37,13 @@ def test_kernels_that_no_emulated_test_runs_are_those_of_sm_100a(up_to_date, com
 
 def test_the_emulators_list_holds_what_ships():
     assert set(shipped()) <= set(variants())
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_the_emulators_list_is_in_the_same_order_in_each_process(dtype):
+    """So that processes can divide it by number: a set of rows has another order in each."""
+    rows = [uniform_row(dtype), *ROWS.values()]
+    for arch in SHIPPED_ARCHS:
+        decodes = [x for x in variants([arch]) if isinstance(x, DecodeVariant) and x.dtype == dtype and not x.lse]
+        found = [rows.index(x.row) for x in decodes]
+        assert found == sorted(found)
