@@ -41,7 +41,7 @@ def test_the_emulators_list_holds_what_ships():
 
 @pytest.mark.parametrize("dtype", Dtype)
 def test_the_emulators_list_is_in_the_same_order_in_each_process(dtype):
-    """So that processes can divide it by number: a set of rows has another order in each."""
+    """Processes divide the list by number; a set of rows has another order in each."""
     rows = [uniform_row(dtype), *ROWS.values()]
     for arch in SHIPPED_ARCHS:
         decodes = [x for x in variants([arch]) if isinstance(x, DecodeVariant) and x.dtype == dtype and not x.lse]
