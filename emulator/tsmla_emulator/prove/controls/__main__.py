@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...provenance import commit
+from ..page import command_block
 from . import cudnn, flash_attn_4, flashinfer, judging, tokenspeed_mla
 from .control import STATED, Control, Package, Seen, Stated
 from .running import run
@@ -97,7 +98,7 @@ def _origin(controls: Sequence[Control], command: str) -> str:
     """Return when, from which commit, with which versions and by which command a page was made."""
     names = {control.package.name for control in controls} | {"nvidia-cutlass-dsl", "apache-tvm-ffi", "torch"}
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(names))
-    return f"{datetime.date.today()}, commit {commit()}, {versions}.\n\n```\n{command}\n```"
+    return "\n".join([f"{datetime.date.today()}, commit {commit()}, {versions}.", "", *command_block([command])])
 
 
 def _apart(control: Control, seed: int, machine_code: bool) -> Seen:

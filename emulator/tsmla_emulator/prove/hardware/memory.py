@@ -4,7 +4,7 @@ On a machine with a GPU and installed libraries, and then anywhere:
 
     python -m tsmla_emulator.prove.hardware.memory record DIRECTORY [SYMBOL...] --commit HASH [--at-bounds]
     python -m tsmla_emulator.prove.hardware.memory compare DIRECTORY [SYMBOL...] [--machine-code] [--hardware-sums]
-    python -m tsmla_emulator.prove.hardware.memory keep DIRECTORY SYMBOL... --into TARGET
+    python -m tsmla_emulator.prove.hardware.memory keep DIRECTORY [SYMBOL...] --into TARGET
 
 Both sides run the same host code on the same emulated memory; only what a kernel does to that memory is the GPU's or
 the emulator's. Inputs are drawn by integer arithmetic, and their digests are recorded: where they differ, the two

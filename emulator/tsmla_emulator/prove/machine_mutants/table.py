@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..page import command_block, made, table_row
+from ..page import command_block, made, table_row, wrapped
 from .sites import KINDS
 from .subject import EXPLAINED, REDUNDANT, SURVIVES, UNREACHED
 
@@ -148,9 +148,7 @@ class Reasons:
 
 def render(findings: Sequence[Findings], reasons: Reasons = Reasons()) -> str:  # noqa: B008 -- frozen
     """Return the page."""
-    rules = "\n".join(
-        textwrap.fill(f"- *{name}*: {what}.", 120, subsequent_indent="  ") for name, what in REDUNDANT.items()
-    )
+    rules = "\n".join(wrapped(f"- *{name}*: {what}.") for name, what in REDUNDANT.items())
     counts = sorted({(one.count, one.seed) for one in findings})
     program = "python -m tsmla_emulator.prove.machine_mutants --keep DIRECTORY"
     commands = [
@@ -202,7 +200,7 @@ def _with_reason(findings: Sequence[Findings], reasons: Reasons) -> Iterator[str
     counts.update(reason for one in findings for reason in one.reasons)
     for reason, count in counts.items():
         if reason is not None:
-            yield textwrap.fill(f"- {count}: {reason}", 120, subsequent_indent="  ")
+            yield wrapped(f"- {count}: {reason}")
 
 
 def _of_kernel(one: Findings, reasons: Reasons) -> str:
@@ -236,8 +234,8 @@ def _of_kind(kind: str, findings: Sequence[Findings], reasons: Reasons) -> str:
 
 def _open(one: Findings, reasons: Reasons) -> Iterator[str]:
     if left := [mutant for mutant in one.survivors if reasons.of(one.symbol, mutant) is None]:
-        wrapped = [textwrap.wrap(line, 116, subsequent_indent="    ", break_on_hyphens=False) for line in left]
-        yield from (f"{one.symbol}:", "", "```", *("\n".join(lines) for lines in wrapped), "```", "")
+        told = [textwrap.wrap(line, 116, subsequent_indent="    ", break_on_hyphens=False) for line in left]
+        yield from (f"{one.symbol}:", "", "```", *("\n".join(lines) for lines in told), "```", "")
 
 
 def _share(part: int, whole: int) -> str:
