@@ -89,7 +89,7 @@ class Rows:
     each unit of random error in the weights. weakest: root of the sum of squared values, times the largest weight.
     lost: what a score may be off, at most. largest: score by magnitude. exponents: what logarithms of keys' scales add
     to scores, by magnitude. low, high: the range of the values of keys that may have the largest score, for what
-    float32 makes of scores.
+    float32 makes of scores. shrunk: outputs by magnitude before a sink took its share of them; 0 where none did.
     """
 
     out: torch.Tensor
@@ -102,6 +102,7 @@ class Rows:
     exponents: torch.Tensor
     low: torch.Tensor
     high: torch.Tensor
+    shrunk: torch.Tensor
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
@@ -131,7 +132,7 @@ def attend(
     rows, dims = len(q), v.shape[1]
     if not seen.shape[1]:
         nothing, none = torch.zeros(rows, dims, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
-        return Rows(nothing, none - math.inf, nothing, nothing, nothing, none, none, none, nothing, nothing)
+        return Rows(nothing, none - math.inf, nothing, nothing, nothing, none, none, none, *[nothing] * 3)
     exact = q @ k.T
     lost = _SCORES * (q.abs() @ k.abs().T)
     if cores is not None:
@@ -154,7 +155,8 @@ def attend(
     most = max(ends[1] - ends[0], *map(abs, ends))  # relative to another key's, or to 1
     exponents = torch.full((rows,), float(most), dtype=torch.float64)
     walk = (weights.square() @ v.square()).sqrt()
-    return Rows(weights @ v, lse, weights @ v.abs(), walk, weakest, lost, largest, exponents, low, high)
+    out, mass = weights @ v, weights @ v.abs()
+    return Rows(out, lse, mass, walk, weakest, lost, largest, exponents, low, high, torch.zeros_like(out))
 
 
 def with_sinks(rows: Rows, sinks: torch.Tensor | None, in_lse: bool) -> Rows:
@@ -163,15 +165,14 @@ def with_sinks(rows: Rows, sinks: torch.Tensor | None, in_lse: bool) -> Rows:
         return rows
     sinks = sinks.double()
     share = torch.sigmoid(torch.where(rows.lse == -math.inf, 0.0, rows.lse - sinks))[:, None]
-    shrunk = torch.where(share == 1, 0.0, 1.0)
     return dataclasses.replace(
         rows,
         out=rows.out * share,
         lse=torch.logaddexp(rows.lse, sinks) if in_lse else rows.lse,
-        # float32 has no factors, and no products, below that
-        mass=rows.mass * share + shrunk * (2.0**-110 * rows.mass + LEAST),
-        walk=rows.walk * share + shrunk * (2.0**-110 * rows.walk + LEAST),
+        mass=rows.mass * share,
+        walk=rows.walk * share,
         weakest=rows.weakest * share,
+        shrunk=torch.where(share == 1, 0.0, rows.out.abs()),
         # The share is anything where scores are not told apart.
         low=rows.low.clamp_max(0) * (sinks > -math.inf)[:, None] + rows.low * (sinks == -math.inf)[:, None],
         high=rows.high.clamp_min(0) * (sinks > -math.inf)[:, None] + rows.high * (sinks == -math.inf)[:, None],
@@ -209,16 +210,20 @@ def judge(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, factor: f
     drift = _drift(expected)
     finfo = torch.finfo(given.out)
     last = finfo.eps / 2 * exact.abs() + finfo.smallest_normal * finfo.eps
+    # A share below LEAST is 0. A row's sum of weights, and so its factor's inverse, may be 2**22 and more: the factor
+    # times the share has steps of 2**-149.
+    coarse = LEAST * (1 + size) * expected.shrunk
     lost = (given.probability + drift) * expected.mass
     faint = given.underflow * expected.weakest + given.kept * expected.weakest.amax(-1, keepdim=True)
-    _within(error, size * (lost + 6 * faint) + last * 1.01, got, exact, "element")
+    _within(error, size * (lost + 6 * faint) + coarse + last * 1.01, got, exact, "element")
     # Random errors of weights are as often too high as too low, but an error common to a row's scales its output.
     spread = (expected.out.square() + expected.walk.square()).sqrt()
-    row_bound = size * ((given.probability + drift) * spread + 2 * faint).norm(dim=-1) + last.norm(dim=-1)
+    row_bound = size * ((given.probability + drift) * spread + 2 * faint).norm(dim=-1)
+    row_bound += coarse.norm(dim=-1) + last.norm(dim=-1)
     _within(error.norm(dim=-1), row_bound, got.norm(dim=-1), exact.norm(dim=-1), "row")
     several = expected.walk.norm(dim=-1) < 0.999 * expected.mass.norm(dim=-1)
     certainty = min(1.0, 0.42 * (1 + 4 / math.sqrt(max(1, int(several.sum())))))
-    total = size * ((certainty * given.probability + drift) * spread + 2 * faint).norm() + last.norm()
+    total = size * ((certainty * given.probability + drift) * spread + 2 * faint).norm() + coarse.norm() + last.norm()
     _within(error.norm(), total, got.norm(), exact.norm(), "whole output")
     if lse is not None:
         off = (lse.double() - expected.lse)[~empty].abs()

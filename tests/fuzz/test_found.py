@@ -153,6 +153,11 @@ FOUND: dict[str, Case] = {
             ((60.0, 80.0) * 40, 220),
         )
     },
+    "decode of chosen keys: a sink's share times the output's scale has few bits left": ChosenCase(
+        dtype="e4m3", shape=(1, 3), pages=1, page=1, rope=0, top_k=128, lse=False,
+        softmax_scale=0.041666666666666664, output_scale=0.001, values="one heavy key", magnitude=6.0, processors=2,
+        sinks=(0.0,), seed=3,
+    ),
     "sparse prefill: pages of one key, whose three tensors were taken for rows": ChosenCase(
         dtype="e4m3", rows="snapmla", shape=(1,), pages=1, page=1, top_k=0, prefill=True, lse=False,
         softmax_scale=0.041666666666666664, processors=2,
