@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from sass_kernels import assembled
 from tsmla_emulator.prove.dataflow.hazards import Analysis, timed_by_scoreboards
-from tsmla_emulator.prove.dataflow.latencies import Distance, Spacing, known_of, seen, too_soon
+from tsmla_emulator.prove.dataflow.latencies import Distance, Seen, Spacing, known_of, lowered, seen, too_soon
 from tsmla_emulator.prove.dataflow.multiplied import multiplied
 from tsmla_emulator.run.sass.model import Instruction
 from tsmla_emulator.run.sass.uses import uses_of
@@ -139,6 +139,28 @@ def test_what_happens_to_be_far_apart_is_no_latency():
     assert known_of(seen([*late(4), *3 * apart(16)]))["FADD register"]["FMUL"] == 16
     assert "FMUL" not in known_of(seen([*late(4), *3 * apart(17)]))["FADD register"]
     assert known_of(seen(3 * apart(17)))["FADD register"]["any"] == 16
+
+
+def apart(first: str, second: str, clocks: int) -> Seen:
+    """Three times a result that is used so many clocks behind it."""
+    return seen(3 * spaced((f"{first} R10, R11, R12", {"stall": clocks}), f"{second} R13, R10, R12"))
+
+
+def test_what_is_known_is_lowered_to_what_is_seen():
+    known = {"FADD register": {"any": 4, "FMUL": 9}, "FADD next": {"any": 4}}
+    assert lowered(known, apart("FADD", "FMUL", 9)) == known
+    assert lowered(known, apart("FADD", "FMUL", 8))["FADD register"] == {"any": 4, "FMUL": 8}
+    assert lowered(known, apart("FADD", "FMUL", 3))["FADD register"] == {"any": 3}
+    assert lowered(known, apart("FADD", "FADD", 3))["FADD register"] == {"any": 3, "FMUL": 9}
+    assert lowered(known, apart("FMUL", "FADD", 5))["FMUL register"] == {"any": 5}
+    assert known["FADD register"] == {"any": 4, "FMUL": 9}
+
+
+def test_what_was_seen_is_never_too_soon():
+    first, second = late(4), late(3)
+    known = lowered(known_of(seen(first)), seen(second))
+    assert known == known_of(seen(first + second))
+    assert too_soon(second, known) == too_soon(first, known) == []
 
 
 def test_what_follows_a_jump_by_a_table_is_looked_at():

@@ -9,7 +9,7 @@ on some way through the code, whether or not the kernel takes it.
 
 Registers of Hopper's products of matrices, which free no scoreboard: `multiplied`. Other results are there after a
 fixed time, which stall counts keep to: `latencies`. `--known` writes the fewest clocks that these libraries leave as
-what is known.
+what is known, and goes on from what the file says, where it exists.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import collections
 import dataclasses
 import functools
+import json
 import operator
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ from ...run.sass.image import kernels
 from ...run.sass.model import ALWAYS_DONE, Instruction
 from ...run.sass.uses import Uses, uses_of
 from .flow import PREDICATES, UNIFORM, awaited, guard_number, successors
-from .latencies import Seen, Spacing, known_latencies, known_of, seen, too_soon, written
+from .latencies import Seen, Spacing, known_latencies, lowered, seen, too_soon, written
 from .multiplied import multiplied
 
 _SCOREBOARDS = 6
@@ -184,7 +185,7 @@ def _joined(one: Pending, other: Pending) -> Pending:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("libraries", nargs="+", type=Path)
-    parser.add_argument("--known", type=Path, help="write the fewest clocks between instructions of these libraries")
+    parser.add_argument("--known", type=Path, help="add the fewest clocks between instructions of these libraries")
     given = parser.parse_args()
     different = {(x.architecture, x.code): (library.name, x) for library in given.libraries for x in kernels(library)}
     found = [(name, kernel, decoded(kernel.code, kernel.architecture)) for name, kernel in different.values()]
@@ -203,7 +204,9 @@ def main() -> int:
             count += 1
             print(f"{library} {kernel.entry}: {problem}")
     if given.known:
-        given.known.write_text(written({architecture: known_of(one) for architecture, one in every.items()}))
+        known = json.loads(given.known.read_text("utf-8")) if given.known.exists() else {}
+        known |= {architecture: lowered(known.get(architecture, {}), one) for architecture, one in every.items()}
+        given.known.write_text(written(known), "utf-8")
     print(f"{count} hazards in {len(found)} kernels; those with the same code count as one")
     return 1 if count else 0
 

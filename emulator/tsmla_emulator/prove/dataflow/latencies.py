@@ -3,7 +3,7 @@
 Results without a scoreboard are there after a fixed time, which stall counts keep to. How long that is nobody says.
 latencies.json has the fewest clocks that ptxas leaves between an instruction and one that uses its result, in kernels
 of each architecture; fewer are an error. `python -m tsmla_emulator.prove.dataflow.hazards --known FILE` writes such a
-file.
+file, or lowers what is in it.
 """
 
 from __future__ import annotations
@@ -171,6 +171,22 @@ def known_of(found: Seen) -> Known:
         often = max(OFTEN, sum(of_clocks.values()) / SHARE)
         if second != "any" and of_clocks[fewest] >= often and fewest <= LONGEST:
             of_first[second] = fewest
+    return _of_use(known)
+
+
+def lowered(known: Known, found: Seen) -> Known:
+    """Return what is known, lowered to the distances that are shorter, with what they show of other instructions. What
+    was known to take one clock is not kept, and so is as if unknown."""
+    result = known_of(found) | {first: dict(of_first) for first, of_first in known.items()}
+    for first, second, clocks in found:
+        of_first = result.get(first, {})
+        for name in of_first.keys() & {second, "any"} if first in known else ():
+            of_first[name] = min(clocks, of_first[name])
+    return _of_use(result)
+
+
+def _of_use(known: Known) -> Known:
+    """Return what is known without what says nothing: no more than of any, or than one clock."""
     return {
         first: {second: clocks for second, clocks in of_first.items() if second == "any" or clocks > of_first["any"]}
         for first, of_first in known.items()
