@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from shipped_kernels import BUILT
 from tsmla_emulator.prove import check
-from tsmla_emulator.prove.hardware.memory import Recorded, digests_in, drawn_by_integers, in_emulator, ran
+from tsmla_emulator.prove.hardware.memory import Recorded, digests_in, drawn_by_integers, in_emulator, keep, ran
 from tsmla_emulator.run.emulate import Emulation
 from tsmla_emulator.run.host.capture import extents
 from tsmla_emulator.run.host.memory import merged
@@ -19,6 +21,8 @@ from tsmla_emulator.run.machine import Options
 RECORDED = Recorded(Path(__file__).with_name("hardware_results"))
 AT_BOUNDS = Recorded(Path(__file__).with_name("hardware_results") / "at_bounds")
 """What was left in the calls that mutants are tried with: digests alone."""
+WITH_BYTES = "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse"
+"""The variant of whose results RECORDED has the bytes."""
 UNCHANGED = (
     "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_lse",
     "tsmla_decode_sm_90a_e4m3_to_bf16_d512x64_lse",
@@ -81,12 +85,46 @@ def _leaves_what_the_gpu_left(recorded: Recorded, symbol: str) -> None:
     assert (symbol, recorded.differences(variant, calls)) == (symbol, [])
 
 
+@pytest.fixture
+def halves(tmp_path):
+    """What was recorded of prefills, as two processes would have: each of every other variant."""
+    made, whole = [], RECORDED.files["prefill"]
+    said = json.loads(str(whole["said"]))
+    contents = {name: whole[name] for name in whole.files if name != "said"}
+    for first in range(2):
+        own = {symbol: said["variants"][symbol] for symbol in sorted(said["variants"])[first::2]}
+        made.append(tmp_path / str(first))
+        made[-1].mkdir()
+        np.savez(made[-1] / "prefill.npz", said=json.dumps(said | {"variants": own}), **contents)
+    return made
+
+
+def test_records_of_several_processes_are_joined(halves, tmp_path):
+    symbols = sorted(symbol for symbol in RECORDED.variants if symbol.startswith("tsmla_prefill"))
+    keep(halves, tmp_path / "both", [WITH_BYTES])
+    both = Recorded(tmp_path / "both")
+    assert both.variants == {symbol: RECORDED.variants[symbol] for symbol in symbols}
+    assert both.certificates < RECORDED.certificates and not both.at_bounds
+    digests = {digest for left in both.variants[WITH_BYTES]["left"] for digest in left.values()}
+    kept = {*both.files["prefill"].files} - {"said"}
+    assert kept and kept == digests & {*RECORDED.files["prefill"].files}
+
+
+def test_records_that_were_not_made_alike_are_not_joined(halves, tmp_path):
+    with pytest.raises(ValueError, match="has variants that another one has, too: tsmla_prefill_sm_90a_"):
+        keep([halves[0], *halves], tmp_path / "both", [])
+    said = json.loads(str(np.load(halves[1] / "prefill.npz")["said"]))
+    np.savez(halves[1] / "prefill.npz", said=json.dumps(said | {"certificate": "another GPU"}))
+    with pytest.raises(ValueError, match="was made by other means than .*: another GPU"):
+        keep(halves, tmp_path / "both", [])
+    assert not (tmp_path / "both").exists()
+
+
 @pytest.mark.parametrize("hardware_sums", [True, False])
 def test_what_the_gpu_left_is_right_by_the_sums_of_tensor_cores_alone(hardware_sums):
     """`check` judges the recorded results themselves."""
-    symbol = "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse"
-    variant = check.find(symbol)
-    left = iter(RECORDED.variants[symbol]["left"])
+    variant = check.find(WITH_BYTES)
+    left = iter(RECORDED.variants[WITH_BYTES]["left"])
 
     def replayed(emulation: Emulation, wanted: Any) -> Any:
         _, names = in_emulator(emulation, wanted)

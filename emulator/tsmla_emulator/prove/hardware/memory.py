@@ -4,11 +4,13 @@ On a machine with a GPU and installed libraries, and then anywhere:
 
     python -m tsmla_emulator.prove.hardware.memory record DIRECTORY [SYMBOL...] --commit HASH [--at-bounds]
     python -m tsmla_emulator.prove.hardware.memory compare DIRECTORY [SYMBOL...] [--machine-code] [--hardware-sums]
-    python -m tsmla_emulator.prove.hardware.memory keep DIRECTORY [SYMBOL...] --into TARGET
+    python -m tsmla_emulator.prove.hardware.memory keep DIRECTORY... --into TARGET [--bytes-of SYMBOL]
 
 Both sides run the same host code on the same emulated memory; only what a kernel does to that memory is the GPU's or
 the emulator's. Inputs are drawn by integer arithmetic, and their digests are recorded: where they differ, the two
-calls were not the same. `--at-bounds` makes the calls that mutants are tried with.
+calls were not the same. `--at-bounds` makes the calls that mutants are tried with. `keep` joins what several processes
+recorded, each of its own symbols, and leaves out all bytes but those of the symbols named: digests are enough to tell
+whether memory differs, not where.
 """
 
 from __future__ import annotations
@@ -214,9 +216,10 @@ def record(directory: Path, commit: str, symbols: Sequence[str], at_bounds: bool
     torch.zeros(1, device="cuda")
     variants = [check.find(symbol) for symbol in symbols] or check.variants([Arch.SM90A])
     functions = {variant: resolve.resolve(variant).function for variant in variants}
+    command = "python -m tsmla_emulator.prove.hardware.memory record" + " --at-bounds" * at_bounds
     certificate = (
-        f"{torch.cuda.get_device_name()}; torch {torch.__version__}; "
-        f"python -m tsmla_emulator.prove.hardware.memory record; {datetime.date.today().isoformat()}; commit {commit}"
+        f"{torch.cuda.get_device_name()}; torch {torch.__version__}; {command}; "
+        f"{datetime.date.today().isoformat()}; commit {commit}"
     )
     digests = code_digests(variants, toolchain.shipped_libraries())
     arrays: dict[str, dict[str, Any]] = collections.defaultdict(dict)
@@ -322,27 +325,34 @@ def compare(
     return differing
 
 
-def keep(directory: Path, target: Path, symbols: Sequence[str]) -> int:
-    """Write a record with the digests of all variants, and the bytes of these only."""
+def keep(directories: Sequence[Path], target: Path, bytes_of: Sequence[str]) -> int:
+    """Write one record of several, with the digests of all their variants, and the bytes of these only. Raises
+    ValueError where they were not made alike, or two hold the same variant."""
+    said: dict[str, dict[str, Any]] = {}
+    contents: dict[str, dict[str, Any]] = collections.defaultdict(dict)
+    for directory in directories:
+        recorded = Recorded(directory)
+        for family, file in recorded.files.items():
+            own = json.loads(str(file["said"]))
+            into = said.setdefault(family, own | {"variants": {}})
+            if into | {"variants": {}} != own | {"variants": {}}:
+                raise ValueError(f"{directory} was made by other means than {directories[0]}: {own['certificate']}")
+            if both := into["variants"].keys() & own["variants"].keys():
+                raise ValueError(f"{directory} has variants that another one has, too: {', '.join(sorted(both))}")
+            into["variants"] |= own["variants"]
+            named = [own["variants"][symbol] for symbol in bytes_of if symbol in own["variants"]]
+            kept = {digest for notes in named for left in notes["left"] for digest in left.values()}
+            contents[family] |= {name: file[name] for name in file.files if name in kept}
     target.mkdir(parents=True, exist_ok=True)
-    recorded = Recorded(directory)
-    for family, file in recorded.files.items():
-        kept = {
-            digest
-            for symbol in symbols
-            if check.find(symbol).family == family
-            for left in recorded.variants[symbol]["left"]
-            for digest in left.values()
-        }
-        contents: dict[str, Any] = {name: file[name] for name in file.files if name in kept}
-        np.savez_compressed(target / f"{family}.npz", said=file["said"], **contents)
+    for family, of_family in said.items():
+        np.savez_compressed(target / f"{family}.npz", said=json.dumps(of_family), **contents[family])
     return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ways = parser.add_subparsers(dest="way", required=True)
-    for name in ("record", "compare", "keep"):
+    for name in ("record", "compare"):
         way = ways.add_parser(name)
         way.add_argument("directory", type=Path)
         way.add_argument("symbols", nargs="*")
@@ -350,10 +360,13 @@ def main() -> int:
     ways.choices["record"].add_argument("--at-bounds", action="store_true")
     ways.choices["compare"].add_argument("--machine-code", action="store_true")
     ways.choices["compare"].add_argument("--hardware-sums", action="store_true")
-    ways.choices["keep"].add_argument("--into", type=Path, required=True)
+    joining = ways.add_parser("keep")
+    joining.add_argument("directories", nargs="+", type=Path, metavar="directory")
+    joining.add_argument("--into", type=Path, required=True)
+    joining.add_argument("--bytes-of", action="append", default=[], metavar="SYMBOL")
     given = parser.parse_args()
     if given.way == "keep":
-        return keep(given.directory, given.into, given.symbols)
+        return keep(given.directories, given.into, given.bytes_of)
     if given.way == "record":
         return record(given.directory, given.commit, given.symbols, given.at_bounds)
     options = Options(machine_code=given.machine_code, hardware_sums=given.hardware_sums)
