@@ -63,7 +63,16 @@ from .calls.decode import (
     small_page,
     turns_values,
 )
-from .calls.prefill import PREFILL_BOUNDS, PREFILL_LENGTHS, PREFILL_SMS, Lengths, prefill, prefill_kernels
+from .calls.prefill import (
+    PREFILL_BOUNDS,
+    PREFILL_DEEP,
+    PREFILL_LENGTHS,
+    PREFILL_LISTED,
+    PREFILL_SMS,
+    Lengths,
+    prefill,
+    prefill_kernels,
+)
 
 SCRATCH = frozenset(x.name for operator in OPERATORS.values() for x in operator.tensors if x.scratch)
 """Names of tensors that are no results: nobody need write all of them."""
@@ -138,10 +147,10 @@ def check(
     record_to, compiled: see `emulated`.
     all_ways: call a prefill a second time, in pieces if its dims allow, and merging if it has an LSE; and call each
         kernel of a decode also with requests that differ in query tokens.
-    at_bounds: also call a prefill with sinks, once with PREFILL_BOUNDS and as in `all_ways`; a decode, in all of
-        these ways, with visible lengths and with DECODE_BOUNDS, and with what calls need not have, and its last kernel
-        with lengths that hide nothing (one that gathers keys otherwise with lists of chosen keys alone, with this over
-        pages, too); other operators with all cases of `tsmla selftest` that have few rows.
+    at_bounds: also call a prefill with sinks, once with PREFILL_BOUNDS and as in `all_ways`, and two deep ones; a
+        decode, in all of these ways, with visible lengths and with DECODE_BOUNDS, and with what calls need not have,
+        and its last kernel with lengths that hide nothing (one that gathers keys otherwise with lists of chosen keys
+        alone, with this over pages, too); other operators with all cases of `tsmla selftest` that have few rows.
     spreads: see `emulated`; not for attention, whose host code knows how results lie.
     divided: call a decode over pages as the cases of `tsmla selftest` in which ranks divide the keys, and as
         DECODE_DIVIDED, not otherwise.
@@ -202,6 +211,8 @@ def make_calls(
             if at_bounds:
                 judged.append(prefill(variant, PREFILL_BOUNDS, False, long, sums, sinks=True))
                 judged += [prefill(variant, lengths, merges, long, sums, sinks=True) for merges in (True, False)]
+                deep = PREFILL_LISTED if variant.masked else PREFILL_DEEP
+                judged += [prefill(variant, deep, merges, long, sums, True, deep=True) for merges in _BOOLS]
     elif divided:
         cases = [x for x in cases_of(kind_of(variant), full=True) if isinstance(x, DecodeCase) and x.ranks > 1]
         cases += [dataclasses.replace(x, page=small_page(variant, x.page)) for x in DECODE_DIVIDED]

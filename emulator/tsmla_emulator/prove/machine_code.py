@@ -4,7 +4,7 @@ in the order in which each warp synchronises, copies and multiplies.
     python -m tsmla_emulator.prove.machine_code [PATTERN...] [--libraries DIRECTORY] [--at-bounds]
 
 does so with the variants of these names, all by default, and says of each what came of it. With `--at-bounds`, calls
-are those that mutants are tried with.
+are those at bounds (`check`).
 
 The order is that of the notes of a trace (core/trace.h): barriers, with counts, bytes and phases, copies, tcgen05's
 products and commits; Hopper's products are not among them.
@@ -82,7 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("patterns", nargs="*", default=["*"], help="names of variants, such as '*sm_90a*'")
     parser.add_argument("--libraries", type=Path, help="run machine code of the libraries in this directory")
-    parser.add_argument("--at-bounds", action="store_true", help="make the calls that mutants are tried with")
+    parser.add_argument("--at-bounds", action="store_true", help="make the calls at bounds (see `check`)")
     given = parser.parse_args()
     counts = collections.Counter[str]()
     began = time.process_time()
@@ -133,7 +133,7 @@ def compare(
     A warp that asks whether a phase is over, to go on with something else if not, is told so once both ways: else its
     order depends on how fast others are.
 
-    at_bounds: make the calls that mutants are tried with.
+    at_bounds: make the calls at bounds (see `check`).
     """
     options = dataclasses.replace(options, trace=tuple(range(CLUSTERS)), tests_fail=True)
 

@@ -60,6 +60,7 @@ def chosen(variant: DecodeVariant, heads: int, lengths: tuple[int, ...], sums: b
         made = summed_as_hardware(variant.arch, given_query(variant, own), given) if narrow else None
         parts.append(attention(own, seen, seen[..., :LATENT_DIM], scale, False, made=made))
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    step = rmse_of_rounding(weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype]), out.dtype)
-    measured, error = judged(out, lse, expected, expected_lse / math.log(2), step)
+    dtype = TORCH_DTYPE_OF[variant.dtype]
+    step = rmse_of_rounding(weight_dtype(variant.arch, dtype), out.dtype)
+    measured, error = judged(out, lse, expected, expected_lse / math.log(2), step, dtype)
     return f"{heads} heads: {measured}", error and f"{heads} heads: {error}"

@@ -241,8 +241,9 @@ def decode(
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     if way.other:
         expected, expected_lse = with_sinks(expected, expected_lse, sinks)
-    step = rmse_of_rounding(weight_dtype(variant.arch, TORCH_DTYPE_OF[variant.dtype]), out.dtype)
-    measured, error = judged(out, lse, expected, expected_lse / math.log(2), step)
+    dtype = TORCH_DTYPE_OF[variant.dtype]
+    step = rmse_of_rounding(weight_dtype(variant.arch, dtype), out.dtype)
+    measured, error = judged(out, lse, expected, expected_lse / math.log(2), step, dtype)
     how = f"{rows} rows" + ", packed" * way.varies + ", with sinks" * way.other
     return f"{how}: {measured}", error and f"{how}: {error}"
 

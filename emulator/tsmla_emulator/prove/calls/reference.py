@@ -12,6 +12,8 @@ from ...run.host.tensor import in_plain_tensors
 
 SINKS = (-1.0, 12.0)
 """Least and largest sink: below and above the LSE of most rows."""
+_OF_A_ROW = 4
+"""How many times as far off as all rows together one row may be: few keys' roundings do not even out."""
 
 
 @in_plain_tensors
@@ -77,18 +79,29 @@ def summed_as_hardware(arch: Arch, query: Factors, keys: Factors) -> torch.Tenso
 
 @in_plain_tensors
 def judged(
-    out: torch.Tensor, lse: torch.Tensor | None, expected: torch.Tensor, expected_lse: torch.Tensor, step: float
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    expected: torch.Tensor,
+    expected_lse: torch.Tensor,
+    step: float,
+    dtype: torch.dtype,
 ) -> tuple[str, str | None]:
     """Return how far results are from float64, in words, and what is wrong if that is more than a relative RMSE of
-    `step`, or 1e-5 of an LSE. Products of float16 numbers have 22 bits, so that each of a score's additions rounds:
-    where results are float16, an LSE may be off by a millionth of itself more."""
+    `step`, _OF_A_ROW times that in a row, or 1e-5 of an LSE.
+
+    dtype: of queries and keys. Products of float16 numbers have 22 bits, so that each of a score's additions rounds: an
+        LSE of such may be off by a millionth of itself more.
+    """
     rmse = float((out.double() - expected).norm() / expected.norm())
     problems = [] if rmse <= step else [f"relative RMSE {rmse:.1e} is above {step:.1e}"]
     measured = f"relative RMSE {rmse:.1e}"
+    of_rows = (out.double() - expected).norm(dim=-1) / (expected.norm(dim=-1) + torch.finfo(out.dtype).tiny)
+    if not (of_rows <= _OF_A_ROW * step).all():
+        problems.append(f"relative RMSE of a row {of_rows.max():.1e} is above {_OF_A_ROW * step:.1e}")
     if lse is not None:
         some = expected_lse.isfinite()
         off = (lse.double() - expected_lse)[some].abs()
-        more = 1e-6 * expected_lse[some].abs() if out.dtype == torch.float16 else 0.0
+        more = 1e-6 * expected_lse[some].abs() if dtype == torch.float16 else 0.0
         measured += f", LSE off by {off.max():.1e}"
         if not (off <= 1e-5 + more).all() or not torch.equal(lse.double()[~some], expected_lse[~some]):
             problems.append(f"LSE is off by {off.max():.1e}, or rows without keys do not give -inf")

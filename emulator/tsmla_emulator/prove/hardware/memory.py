@@ -8,7 +8,7 @@ On a machine with a GPU and installed libraries, and then anywhere:
 
 Both sides run the same host code on the same emulated memory; only what a kernel does to that memory is the GPU's or
 the emulator's. Inputs are drawn by integer arithmetic, and their digests are recorded: where they differ, the two
-calls were not the same. `--at-bounds` makes the calls that mutants are tried with. `keep` joins what several processes
+calls were not the same. `--at-bounds` makes the calls at bounds (see `check`). `keep` joins what several processes
 recorded, each of its own symbols, and leaves out all bytes but those of the symbols named: digests are enough to tell
 whether memory differs, not where.
 """
@@ -313,7 +313,12 @@ def compare(
     for symbol in symbols or recorded.variants:
         variant, started = check.find(symbol), time.perf_counter()
         calls, _ = ran(variant, in_emulator, options, compiled, recorded.at_bounds)
-        found = recorded.differences(variant, calls)
+        try:
+            found = recorded.differences(variant, calls)
+        except ValueError as error:
+            differing += 1
+            print(error, flush=True)
+            continue
         differing += bool(found)
         told = "; ".join(
             f"call {d.call}: {d.bytes} of {d.size} bytes of {d.region}" + ("" if d.same_call else " (other inputs)")
