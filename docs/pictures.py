@@ -72,10 +72,10 @@ SECTIONS = (
 DOES = {
     "load": "copies queries, keys and values into shared memory, but for what another role brings",
     "widen_values": "makes float16 of 8-bit values for the second product",
-    "attend": "scores keys, makes probabilities, adds up values, writes the rows",
+    "attend": "makes probabilities, rescales outputs, writes the rows; on Hopper it issues the products, too",
     "attend_turned": "adds up values, which it widens on the way to registers, for rows as columns; writes the rows",
     "score_tiles": "scores keys, and makes probabilities, for the warpgroups that add up values",
-    "clean": "writes zeros over keys that no row may see; brings scales of keys",
+    "clean": "writes zeros over keys that no row may see; where keys have a scale each, fills `scales`",
     "deal": "finds the CTA's share of the work and tells it to the others, a task at a time",
     "load_few": "copies tiles of keys as they are stored",
     "attend_few": "multiplies stored rows by `mma.sync`, a team of four warps every other tile",
@@ -95,7 +95,7 @@ DOES = {
     "gather_values": "copies half of the latent columns of all keys of the pair, one by one",
     "gather_few": "copies stored rows, and scales that lie apart, one by one; tells which keys are there",
     "tell_rows": "hands over strips that have landed; tells which keys are there",
-    "tell_scaled_rows": "does the same, and brings scales of keys",
+    "tell_scaled_rows": "hands over strips that have landed; tells which keys are there; brings scales of keys",
     "convert_keys": "loads stored rows and makes bf16 of them",
 }
 """Name of a role -> what its warps do."""
