@@ -1,4 +1,5 @@
-"""Every environment variable of tsmla, read when used. None changes the code of a kernel. Standard library only.
+"""The environment variables of tsmla's build, loading and operators, read when used. None changes the code of a kernel.
+Standard library only. The vLLM plug-in has more (`integrations/vllm/options.py`).
 
 `SETTINGS` is the documentation that `tsmla show-config` prints. An empty value means unset.
 """
