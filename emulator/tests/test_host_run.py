@@ -23,7 +23,11 @@ from tsmla_emulator.prove import check
 from tsmla_emulator.prove.calls.decode import DECODE_LENGTHS, DECODE_SMS, HOPPER_FEW_ROWS, decode_rows, turns_values
 from tsmla_emulator.prove.mutation import table as mutation_table
 from tsmla_emulator.run import machine, record
+from tsmla_emulator.run.core.binding import core
 from tsmla_emulator.run.emulate import emulated
+from tsmla_emulator.run.host.compile import CompileError
+from tsmla_emulator.run.host.link import LinkError
+from tsmla_emulator.run.host.memory import GuardError
 from tsmla_emulator.run.machine import EmulationError, Options
 from tsmla_kernels.sm90.decode.row16.geometry import FEW_ROWS
 from tsmla_kernels.sm90.decode.row64.geometry import DecodeGeometry
@@ -214,3 +218,43 @@ def test_command_line_errors(capsys):
     assert "--ptx together with --record" in capsys.readouterr().err
     assert cli.main(["run", "--ptx", "/nowhere.ptx", "--record", "/nowhere.npz"]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_command_line_refuses_what_it_would_ignore(capsys):
+    assert cli.main(["run", "--ptx", "k.ptx", "--record", "k.npz", "--machine-code"]) == 2
+    assert "a record has PTX alone" in capsys.readouterr().err
+    assert cli.main(["run", SYMBOL, "--save", "saved.npz"]) == 2
+    assert "--save goes with --record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"no archive"])
+def test_what_is_no_record_is_named_in_one_line(content, tmp_path, capsys):
+    ptx, path = tmp_path / "k.ptx", tmp_path / "k.npz"
+    ptx.write_text(".version 8.6\n.target sm_90a\n.address_size 64\n")
+    path.write_bytes(content)
+    with pytest.raises(record.RecordError, match="k.npz is not a launch record"):
+        record.Record(path)
+    assert cli.main(["run", "--ptx", str(ptx), "--record", str(path)]) == 2
+    assert (said := capsys.readouterr().err).startswith("tsmla-emulator: ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error, status", [(CompileError("no compiler"), 2), (LinkError("no linker"), 2), (GuardError("outside"), 1)]
+)
+def test_errors_that_users_meet_are_one_line(error, status, monkeypatch, capsys):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(check, "check", fails)
+    assert cli.main(["run", SYMBOL]) == status
+    assert capsys.readouterr().err == f"tsmla-emulator: {error}\n"
+
+
+def test_core_of_other_sources_is_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("TSMLA_EMULATOR_CORE", "/elsewhere/core-0.so")
+    core.cache_clear()
+    try:
+        assert cli.main(["run", SYMBOL]) == 2
+    finally:
+        core.cache_clear()
+    assert "of these sources is core-" in (said := capsys.readouterr().err) and said.count("\n") == 1

@@ -12,19 +12,20 @@ from typing import Any
 
 from tsmla.identity.arch import SHIPPED_ARCHS
 
+from .run.host.memory import GuardError
 from .run.machine import EmulationError, Options, Report
 from .run.ptx.model import PtxError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit status: 0 good, 1 the kernel is not, 2 wrong use."""
+    """Run one command. Returns its exit status: 0 good, 1 the kernel is not, 2 wrong use, or something is missing."""
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
-    except (EmulationError, PtxError) as error:
+    except (EmulationError, GuardError, PtxError) as error:
         print(f"tsmla-emulator: {error}", file=sys.stderr)
         return 1
-    except (OSError, ValueError, MemoryError) as error:
+    except (OSError, ValueError, MemoryError, RuntimeError) as error:
         print(f"tsmla-emulator: {error}", file=sys.stderr)
         return 2
 
@@ -38,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("symbols", nargs="*", metavar="SYMBOL", help="kernels of tsmla, such as tsmla_pack_sm_100a_...")
     run.add_argument("--ptx", type=Path, help="PTX text of some kernel")
     run.add_argument("--record", type=Path, help="its launches and memory, JSON or NPZ")
-    run.add_argument("--save", type=Path, help="write the memory that the launches could write to, as NPZ")
+    run.add_argument("--save", type=Path, help="with --record: write the memory that launches could write to, as NPZ")
     _add_options(run)
     text = "model how long kernels take: clk, busy units, waits by edge, a timeline; see emulator/docs/timing-model.md"
     timing = commands.add_parser("time", help=text, description=text)
@@ -133,6 +134,10 @@ def _options(given: argparse.Namespace) -> Options:
 def _run(given: argparse.Namespace) -> int:
     if bool(given.symbols) == bool(given.ptx) or bool(given.ptx) != bool(given.record):
         raise ValueError("run takes either symbols of tsmla kernels, or --ptx together with --record")
+    if given.symbols and given.save:
+        raise ValueError("--save goes with --record: it writes the memory that a record's launches could write to")
+    if given.record and given.machine_code:
+        raise ValueError("--machine-code goes with symbols of tsmla kernels: a record has PTX alone")
     return _run_symbols(given) if given.symbols else _run_record(given)
 
 
@@ -228,7 +233,10 @@ def _mutate(given: argparse.Namespace) -> int:
         for name, of_one in labels.items():
             print(name, *of_one, sep="\n    ")
     else:
-        results = mutation_table.results(given.symbols, others, given.processes, given.only, reasons)
+        try:
+            results = mutation_table.results(given.symbols, others, given.processes, given.only, reasons)
+        except mutation_table.NotClean as error:
+            return _told([f"tsmla-emulator: {error}"])
         names = [word for name, ptx, record in others for word in ("--kernel", repr(name), ptx.name, record.name)]
         only = ["--only", repr(given.only)] if given.only else []
         command = ["tsmla-emulator", "mutate", *given.symbols, *names, *only]
@@ -247,7 +255,11 @@ def _mutate_kept(given: argparse.Namespace) -> int:
     hunt = Hunt.prepare(given.keep, given.symbols) if given.symbols else Hunt(given.keep)
     if given.prepare:
         return 0
-    if not hunt.go_on(given.processes, given.seconds, reasons):
+    try:
+        done = hunt.go_on(given.processes, given.seconds, reasons)
+    except RuntimeError as error:
+        return _told([f"tsmla-emulator: {error}"])
+    if not done:
         return _told([f"not done, to go on with --keep {given.keep}: {name}" for name in hunt.left()])
     command = ["tsmla-emulator", "mutate", *hunt.symbols]
     page, problems = mutation_table.render(hunt.findings(), reasons, command, hunt.made)

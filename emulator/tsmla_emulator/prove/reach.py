@@ -18,7 +18,7 @@ from tsmla.identity.variant import Variant
 
 from ..run.emulate import Call
 from ..run.host.compile import Compiled
-from ..run.machine import Module, Options
+from ..run.machine import EmulationError, Module, Options
 from ..run.ptx.calls import place_of
 from ..run.ptx.model import Entry
 from ..run.sass.program import MachineProgram, with_sources
@@ -68,7 +68,7 @@ def reach(
     """Return what no call of `check` executes of a variant's kernels, and how many instructions these have.
 
     Calls are those at bounds; mutants are tried with longer ones, too. Their asynchronous work completes as late as it
-    may, so that waits are in vain, too; then, in a few calls, at once. Raises RuntimeError when results are wrong.
+    may, so that waits are in vain, too; then, in a few calls, at once. Raises EmulationError when results are wrong.
 
     machine_code: run what ptxas made, and return what is not executed of that.
     compiled: see `check`.
@@ -79,7 +79,7 @@ def reach(
     eager = check.check(variant, options, compiled=compiled)
     for verdict in (late, eager):
         if verdict.error:
-            raise RuntimeError(f"{variant.symbol()}: {verdict.error}")
+            raise EmulationError(f"{variant.symbol()}: {verdict.error}")
     return unreached(late.calls[0].module, executed([*late.calls, *eager.calls]))
 
 

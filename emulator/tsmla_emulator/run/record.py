@@ -5,7 +5,7 @@ A record is JSON, or NPZ with that JSON as the array "record" beside stored memo
     {"memory":   {"x": {"address": 17592186048512, "bytes": 4096, "writable": true,
                         "fill": "stored" | "random" | "zeros" | "poison"}},
      "launches": [{"entry": "k", "grid": [1, 1, 1], "block": [128, 1, 1], "cluster": [1, 1, 1],
-                   "shared_bytes": 0, "pdl": false, "params": "00.."}]}
+                   "shared_bytes": 0, "pdl": false, "cooperative": false, "params": "00.."}]}
 
 `params` is the parameter block in hex, with the addresses that `memory` states: tensor maps may hold addresses far off
 the tensor that they describe, so nothing is relocated. Emulated tensors have addresses that are free in any process; a
@@ -20,6 +20,8 @@ import ctypes
 import dataclasses
 import hashlib
 import json
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,8 @@ _ENDS = frozenset({"cum_seq_lens_q", "cum_seq_lens_kv"})
 """Tensors that say where sequences end."""
 _CHANGED = 1 / 4
 """The part of numbers that are others."""
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What reading a file that is no record raises."""
 _APART = 2 * GUARD + 2 * PAGE
 """Bytes between regions with guard zones of their own, at least: the zones, and what is left of pages."""
 
@@ -93,7 +97,7 @@ class Record:
                 Region(memory["address"], memory["bytes"], name, bool(memory["writable"]))
                 for name, memory in record["memory"].items()
             ]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except _UNREADABLE as error:
             raise RecordError(f"{path} is not a launch record: {type(error).__name__}: {error}") from error
 
     def run(self, module: Module, options: Options, only: int | None = None) -> tuple[Report, dict[str, np.ndarray]]:
