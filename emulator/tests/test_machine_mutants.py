@@ -402,7 +402,8 @@ def test_reasons_are_for_survivors():
         "tsmla_k_sm_90a", 0, 0, {"wait": 3}, {"wait": {SURVIVES: 2, "hazard": 1}}, ["wait at 0x10", "wait at 0x20"], []
     )
     reasons = Reasons((("It waits twice.", ("*_sm_90a",), ("wait at 0x1.*", "wait at 0x3.*")),))
-    page = render([found], reasons)
+    page = render([found], reasons, Path("why.json"))
+    assert "--table FILE --reasons why.json\n```" in page and "--reasons" not in render([found])
     assert "| 1 | 1 | 0 | 66.6 % |" in page and "- 1: It waits twice." in page
     assert "wait at 0x20" in page and "wait at 0x10" not in page
     assert reasons.unused([found]) == ["wait at 0x3.*"]

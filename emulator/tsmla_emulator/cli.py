@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -239,7 +240,7 @@ def _mutate(given: argparse.Namespace) -> int:
             return _told([f"tsmla-emulator: {error}"])
         names = [word for name, ptx, record in others for word in ("--kernel", repr(name), ptx.name, record.name)]
         only = ["--only", repr(given.only)] if given.only else []
-        command = ["tsmla-emulator", "mutate", *given.symbols, *names, *only]
+        command = ["tsmla-emulator", "mutate", *given.symbols, *names, *only, *_reasons(given)]
         page, problems = mutation_table.render(results, reasons, command)
         _publish(page, given.table)
     return _told(problems)
@@ -261,10 +262,15 @@ def _mutate_kept(given: argparse.Namespace) -> int:
         return _told([f"tsmla-emulator: {error}"])
     if not done:
         return _told([f"not done, to go on with --keep {given.keep}: {name}" for name in hunt.left()])
-    command = ["tsmla-emulator", "mutate", *hunt.symbols]
+    command = ["tsmla-emulator", "mutate", *hunt.symbols, *_reasons(given)]
     page, problems = mutation_table.render(hunt.findings(), reasons, command, hunt.made)
     _publish(page, given.table)
     return _told(problems)
+
+
+def _reasons(given: argparse.Namespace) -> list[str]:
+    """Return what names the file of reasons, if there is one."""
+    return [f"--reasons {shlex.quote(str(given.reasons))}"] if given.reasons else []
 
 
 def _publish(page: str, table: Path | None) -> None:

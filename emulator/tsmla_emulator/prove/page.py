@@ -15,9 +15,17 @@ def made() -> str:
 
 
 def command_block(*commands: Sequence[str]) -> list[str]:
-    """Return a block of commands, each given as its words, in lines."""
-    lines = [textwrap.wrap(" ".join(one), 116, break_on_hyphens=False, break_long_words=False) for one in commands]
-    return ["```", *sum(lines, []), "```"]
+    """Return a block of commands, each given as its words, in lines that a shell takes as they stand."""
+    lines: list[str] = []
+    for first, *words in commands:
+        lines.append(first)
+        for word in words:
+            if len(lines[-1]) + 1 + len(word) <= 116:
+                lines[-1] += f" {word}"
+            else:
+                lines[-1] += " \\"
+                lines.append(word)
+    return ["```", *lines, "```"]
 
 
 def wrapped(line: str) -> str:

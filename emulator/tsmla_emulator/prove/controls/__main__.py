@@ -45,9 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*missing, sep="\n", file=sys.stderr)
         return 2
     seed = random.randrange(1 << 31) if given.seed is None else given.seed
-    command = shlex.join(["python", "-m", "tsmla_emulator.prove.controls", *given.names, "--seed", str(seed)])
-    if given.machine_code:
-        command += " --machine-code"
+    words = ["python", "-m", "tsmla_emulator.prove.controls", *given.names, "--seed", str(seed)]
+    command = [shlex.quote(word) for word in [*words, *(["--machine-code"] if given.machine_code else [])]]
     return _run(chosen, Stated.read(STATED), given.table, seed, command, given.machine_code)
 
 
@@ -71,7 +70,7 @@ def lacking(packages: set[Package]) -> list[str]:
 
 
 def _run(
-    controls: Sequence[Control], stated: Stated, table: Path | None, seed: int, command: str, machine_code: bool
+    controls: Sequence[Control], stated: Stated, table: Path | None, seed: int, command: list[str], machine_code: bool
 ) -> int:
     results: list[tuple[Control, Seen]] = []
     wrong: list[str] = []
@@ -94,11 +93,11 @@ def _run(
     return 1 if wrong else 0
 
 
-def _origin(controls: Sequence[Control], command: str) -> str:
+def _origin(controls: Sequence[Control], command: Sequence[str]) -> str:
     """Return when, from which commit, with which versions and by which command a page was made."""
     names = {control.package.name for control in controls} | {"nvidia-cutlass-dsl", "apache-tvm-ffi", "torch"}
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(names))
-    return "\n".join([f"{datetime.date.today()}, commit {commit()}, {versions}.", "", *command_block([command])])
+    return "\n".join([f"{datetime.date.today()}, commit {commit()}, {versions}.", "", *command_block(command)])
 
 
 def _apart(control: Control, seed: int, machine_code: bool) -> Seen:

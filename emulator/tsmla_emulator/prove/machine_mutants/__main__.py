@@ -48,7 +48,7 @@ def main() -> int:
             print(*findings.lines(), sep="\n", flush=True)
         if given.table:
             reasons = Reasons.read(given.reasons) if given.reasons else Reasons()
-            given.table.write_text(render(kept(directory), reasons), "utf-8")
+            given.table.write_text(render(kept(directory), reasons, given.reasons), "utf-8")
             print(*(f"a reason is given for {one}: no survivor" for one in reasons.unused(kept(directory))), sep="\n")
     return 0
 

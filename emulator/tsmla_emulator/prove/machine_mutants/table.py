@@ -146,8 +146,11 @@ class Reasons:
         return left
 
 
-def render(findings: Sequence[Findings], reasons: Reasons = Reasons()) -> str:  # noqa: B008 -- frozen
-    """Return the page."""
+def render(findings: Sequence[Findings], reasons: Reasons = Reasons(), file: Path | None = None) -> str:  # noqa: B008
+    """Return the page.
+
+    file: where the reasons were read, if any were, for the command that makes the page.
+    """
     rules = "\n".join(wrapped(f"- *{name}*: {what}.") for name, what in REDUNDANT.items())
     counts = sorted({(one.count, one.seed) for one in findings})
     program = "python -m tsmla_emulator.prove.machine_mutants --keep DIRECTORY"
@@ -166,7 +169,7 @@ def render(findings: Sequence[Findings], reasons: Reasons = Reasons()) -> str:  
                 "",
                 made(),
                 "",
-                *command_block(*commands, [program, "--table FILE"]),
+                *command_block(*commands, [program, "--table FILE", *([f"--reasons {file}"] if file else ())]),
                 "",
                 "## Kernels",
                 "",
