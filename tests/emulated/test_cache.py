@@ -162,16 +162,34 @@ def test_reading_by_page_tables(gpu, format, dtype):
 @pytest.mark.archs("sm_90a")
 @pytest.mark.parametrize("ends", [[5, 3, 9, -7, 4], [-(2**31), 2**31 - 1], [2**31 - 1, -(2**31), 0], [0], [3, 3, 3]])
 def test_lengths_that_are_none_lead_nowhere(gpu, ends):
-    cache = Cache("bf16", 3, 4)
-    cache.put(torch.arange(12).cuda(), stored(*cut(difficult(12, torch.bfloat16)), "bf16"))
-    requests = len(ends) - 1
-    given = {
-        "block_tables": torch.randint(-1, 4, (requests, 2)),
-        "cum_seq_lens": torch.tensor(ends),
-        "seq_starts": torch.randint(-(2**31), 2**31 - 1, (requests,)),
-    }
-    kv_c, k_pe = (torch.empty((9, width), dtype=torch.bfloat16, device="cuda") for width in (512, 64))
-    mla_read_cache(cache.tensors["cache"], kv_c, k_pe, format="bf16", **{n: x.int().cuda() for n, x in given.items()})
+    """Each row is a key of a request that has it, or 0: where lengths do not decrease, that request's."""
+    pages, page, requests = 3, 4, len(ends) - 1
+    cache = Cache("bf16", pages, page)
+    content = stored(*cut(difficult(pages * page, torch.bfloat16)), "bf16")
+    cache.put(torch.arange(pages * page).cuda(), content)
+    keys = restored(content, "bf16", torch.bfloat16).cpu()
+    nothing, found = torch.zeros_like(keys[0]), 0
+    anywhere = torch.randint(-(2**31), 2**31 - 1, (requests,))
+    at_its_row = (torch.tensor(ends[:-1], dtype=torch.int64) + torch.randint(-1, 2, (requests,))).clamp(
+        -(2**31), 2**31 - 1
+    )
+    for starts in (anywhere, at_its_row):
+        tables = torch.stack([torch.randint(0, 3, (requests,)), torch.randint(-1, 4, (requests,))], 1)
+        given = {"block_tables": tables, "cum_seq_lens": torch.tensor(ends), "seq_starts": starts}
+        whole = torch.full((9, 576), math.nan, dtype=torch.bfloat16, device="cuda")
+        given = {name: x.int().cuda() for name, x in given.items()}
+        mla_read_cache(cache.tensors["cache"], *cut(whole), format="bf16", **given)
+        for row, got in enumerate(whole.cpu()):
+            may_be = []
+            for request, (first, end) in enumerate(itertools.pairwise(ends)):
+                if first <= row < end:
+                    position = row - first + int(starts[request])
+                    at = int(tables[request, position // page]) if 0 <= position < 2 * page else -1
+                    may_be.append(keys[at * page + position % page] if 0 <= at < pages else nothing)
+            found += any(same_numbers(got, one) for one in may_be if one is not nothing)
+            may_be += [nothing] if not may_be or ends != sorted(ends) else []
+            assert any(same_numbers(got, one) for one in may_be), row
+    assert found or ends != [-(2**31), 2**31 - 1]
 
 
 @pytest.mark.archs("sm_90a")
