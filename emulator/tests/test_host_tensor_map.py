@@ -61,6 +61,8 @@ def test_round_trip_of_every_rank_dtype_and_swizzle(rank):
         ({"strides": (768, 40)}, "multiples of 16"),
         ({"address": 8}, "multiples of 16"),
         ({"element_strides": (1, 1, 9)}, "1 to 8"),
+        ({"shape": (0, 128, 64)}, "sizes must be 1 to"),
+        ({"shape": (64, 128, 2**32 + 1)}, "sizes must be 1 to"),
     ],
 )
 def test_what_a_map_cannot_hold(wrong, said):

@@ -87,6 +87,8 @@ class TensorMap:
             raise ValueError(f"shape, strides, box and element_strides do not describe one rank of 1 to 5: {self}")
         if self.address % 16 or any(stride % 16 or not 0 <= stride < 2**40 for stride in self.strides):
             raise ValueError(f"address and strides must be multiples of 16 bytes, strides below 2**40: {self}")
+        if any(not 1 <= size <= 2**32 for size in self.shape):
+            raise ValueError(f"sizes must be 1 to 2**32: {self}")
         if any(not 1 <= size <= 256 for size in self.box) or any(not 1 <= s <= 8 for s in self.element_strides):
             raise ValueError(f"box sizes must be 1 to 256 and element strides 1 to 8: {self}")
         low = (
