@@ -59,7 +59,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32), help="default: a new one")
     parser.add_argument("--tame", action="store_true", help="no absurd lengths or page numbers in device tensors")
     parser.add_argument("--case", help="run this case, as a failure prints it, and nothing else")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.device and options.arch:
+        parser.error("--arch is of emulated GPUs: --device runs on this machine's")
+    return options
 
 
 def _say(text: str) -> None:

@@ -186,6 +186,13 @@ def test_what_cannot_be_run_is_a_sentence(monkeypatch, capsys, arguments, said):
     assert said in capsys.readouterr().err
 
 
+def test_the_machines_gpu_has_an_architecture_already(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["python -m tests.fuzz", "--device", "--arch", "sm_100a"])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+    assert "--device runs on this machine's" in capsys.readouterr().err
+
+
 def test_a_search_ends_with_the_case_that_took_the_gpu(monkeypatch):
     """What comes after an illegal access fails as well, and a smaller case of that would be anybody's."""
     ran = []
