@@ -258,3 +258,13 @@ def test_core_of_other_sources_is_one_line(monkeypatch, capsys):
     finally:
         core.cache_clear()
     assert "of these sources is core-" in (said := capsys.readouterr().err) and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["Stream", "ExternalStream", "Event", "CUDAGraph"])
+def test_what_is_not_emulated_says_so(name):
+    torchs = getattr(torch.cuda, name)
+    with emulated("sm_90a"):
+        with pytest.raises(EmulationError, match=f"not emulated: torch.cuda.{name}"):
+            getattr(torch.cuda, name)(1)
+        assert not isinstance(torch.cuda.current_stream(), torch.cuda.Stream), "asking does not end in an error"
+    assert getattr(torch.cuda, name) is torchs

@@ -13,6 +13,7 @@ from tsmla.loading import gpu, resolve
 from tsmla.operators import checks, chosen_keys
 from tsmla.problems import chosen, decode, prefill
 
+from ..machine import EmulationError
 from .capture import Gpu
 from .tensor import DEVICE, in_plain_tensors
 
@@ -36,7 +37,21 @@ def torch_cuda(arch: str, gpu: Gpu, processors: int) -> list[Replacement]:
         "synchronize": None,
         "current_stream": types.SimpleNamespace(device=DEVICE, cuda_stream=0, stream_id=0),
     }
-    return [(torch.cuda, asked, lambda *_, answer=answer, **__: answer) for asked, answer in answers.items()]
+    replaced: list[Replacement] = [
+        (torch.cuda, asked, lambda *_, answer=answer, **__: answer) for asked, answer in answers.items()
+    ]
+    return replaced + [
+        (torch.cuda, name, _refused(name)) for name in ("Stream", "ExternalStream", "Event", "CUDAGraph")
+    ]
+
+
+def _refused(name: str) -> type:
+    """Return a class to put in the place of torch.cuda's, whose objects cannot be made: the error says why."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise EmulationError(f"not emulated: torch.cuda.{name}", kind="not implemented")
+
+    return type(name, (), {"__new__": refuse})
 
 
 def tsmla_search(name: str, kernel: Callable[[Any], Any]) -> list[Replacement]:
