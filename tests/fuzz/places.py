@@ -48,7 +48,7 @@ class Place:
 
     @contextlib.contextmanager
     def running(self, schedule: Schedule, processors: int | None = None) -> Iterator[Callable[[], int]]:
-        """A context in which torch has this GPU; gives the number of launches so far, 0 where nobody counts them.
+        """A context in which torch has this GPU; gives the number of calls so far, 0 where nobody counts them.
 
         processors: SMs that the operators find in emulation; by default as many as the architecture's GPUs have.
         """

@@ -300,8 +300,7 @@ def prefill(config) -> TsmlaPrefill:
 
 
 TABLE = "_MASKED_MHA_THRESHOLDS"
-KNOWS_MASKS = hasattr(mla_attention, TABLE)
-"""vLLM 0.33 asks backends for masked prefills; vLLM 0.26 does not."""
+"""Where vLLM 0.33 finds which backends have masked prefills; vLLM 0.26 does not ask."""
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ class Finding:
 class EmulationError(Exception):
     """A kernel did what it must not do. The message names kernel, CTA, warp, PTX line and source line.
 
-    `kind` is one of "memory", "poison", "race", "deadlock", "barrier", "budget", "tmem", "descriptor", "limit",
+    `kind` is one of "memory", "poison", "race", "deadlock", "barrier", "budget", "tmem", "descriptor", "limit", "trap",
     "exit" (something may reach the memory of a CTA that has ended), "not implemented", "launch". `findings` has what
     the message tells of kernels that ran, one by one.
     """
@@ -76,6 +76,10 @@ class Options:
     async_mode: when bulk copies, matrix instructions and commits complete: at issue, at random, as late as allowed.
     quantum: warp instructions between two scheduling decisions (0: drawn anew each time).
     starve: warps (index within the CTA) that run only when no other warp can.
+    happens_before: report accesses that conflict and that nothing orders.
+    poison: report reads of shared and tensor memory that nobody wrote.
+    threads: of the host, at most; each runs clusters of its own.
+    count: `Report.lanes` says how many lanes executed each instruction.
     elect_highest: `elect.sync` picks the highest lane instead of the lowest.
     lenient_tensor: accept five things that PTX does not promise and kernels of others rely on:
       - barriers order tcgen05 operations without tcgen05.fence;
@@ -146,7 +150,6 @@ class Report:
     warp_instructions: int = 0
     lanes: dict[tuple[str, int, int], int] = field(default_factory=dict)
     traces: list[Trace] = field(default_factory=list)
-    seconds: float = 0.0
 
 
 def parse(ptx_text: str) -> Module:
