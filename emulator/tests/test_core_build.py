@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 from tsmla_emulator.run.core import build
 
 
@@ -22,6 +25,13 @@ def test_the_build_tells_how_far_it_is_and_keeps_its_objects(monkeypatch, tmp_pa
     assert build.library(lambda *progress: told.append(progress)) == first and len(told) == count + 1
     first.unlink()
     next(tmp_path.glob("replay-*.o")).unlink()
+    long_ago = time.time() - (build.UNUSED_DAYS + 1) * 86400
+    others = [tmp_path / name for name in (f"core-{'0' * 16}.so", f"replay-{'0' * 16}.o", "callers.o")]
+    for path in (*tmp_path.glob("*.o"), *others):
+        path.touch()
+        os.utime(path, (long_ago, long_ago))
     made_files.clear()
     assert build.library() == first
     assert [name for name in made_files if (build._HERE / f"{name}.cpp").exists()] == ["replay"]
+    assert [path.exists() for path in others] == [False, False, True]
+    assert len([*tmp_path.glob("*.o")]) == count + 1, "objects of these sources were taken, and stay"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import sys
+import time
 
 import pytest
 from tsmla.identity.arch import Arch
 from tsmla.identity.variant import Dtype, PackVariant
+from tsmla_emulator.run.core import build
 from tsmla_emulator.run.host import compile as compile_module
 from tsmla_emulator.run.host import link as link_module
 from tsmla_emulator.run.host.compile import CompileError, compile_for_emulation
@@ -65,3 +68,23 @@ def test_linked_libraries_are_kept_by_content(monkeypatch, tmp_path):
     changed.write_text(link_module.DOUBLE.read_text() + "/* changed */")
     monkeypatch.setattr(link_module, "DOUBLE", changed)
     assert link(obj) != first
+
+
+def test_what_nobody_took_for_weeks_goes(monkeypatch, tmp_path):
+    obj = compile_for_emulation(PACK).ptx.with_name("kernel.o")
+    monkeypatch.setenv("TSMLA_CACHE_DIR", str(tmp_path))
+    kept, long_ago = link_module.cache_directory(), time.time() - (build.UNUSED_DAYS + 1) * 86400
+    first = link(obj)
+    old, young = (kept / (digit * 32) / "tsmla_k" / "kernel.o" for digit in "ab")
+    old_library = first.with_name(f"{'c' * 32}.so")
+    for path in (old, young, old_library):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for path in (old.parents[1], old_library, first):
+        os.utime(path, (long_ago, long_ago))
+    assert link(obj) == first and old.exists(), "only what makes something new looks for what is old"
+    other = tmp_path / "double.c"
+    other.write_text(link_module.DOUBLE.read_text() + "/* changed */")
+    monkeypatch.setattr(link_module, "DOUBLE", other)
+    assert link(obj).exists() and first.exists() and young.exists()
+    assert not old.parents[1].exists() and not old_library.exists()

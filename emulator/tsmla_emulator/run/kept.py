@@ -1,7 +1,7 @@
 """Keeps what is read of kernels in the user's cache, so that each is read once and not in every process.
 
 What is kept has a file of its own, named by the digest of what it was made of and of the sources that made it. One that
-nobody took for `UNUSED_DAYS` goes.
+nobody took for `core.build.UNUSED_DAYS` goes.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ import hashlib
 import os
 import pickle
 import tempfile
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from . import machine
-from .core.build import cache_directory
+from .core.build import cache_directory, drop_unused
 from .ptx.model import Entry, Module, NotImplementedInstruction
 from .ptx.program import Program, build_program
 
-UNUSED_DAYS = 30
 _READ_LATER = ("registers", "instructions", "labels")
 """Fields of an entry that only messages and searches ask for."""
 
@@ -109,11 +107,7 @@ class _KeptEntry(Entry):
 @functools.cache
 def _drop_unused(directory: Path) -> None:
     """Once in a process."""
-    oldest = time.time() - UNUSED_DAYS * 86400
-    for path in directory.iterdir():
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < oldest:
-                path.unlink()
+    drop_unused(directory.iterdir())
 
 
 @functools.cache

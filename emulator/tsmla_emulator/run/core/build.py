@@ -1,4 +1,5 @@
-"""Builds the interpreter's shared library once per source digest and keeps it in the user's cache.
+"""Builds the interpreter's shared library once per source digest and keeps it in the user's cache, until nobody has
+taken it for `UNUSED_DAYS`.
 
 TSMLA_EMULATOR_CACHE names another directory. Compiles with the clang of the `ziglang` package. A machine without it
 takes what `portable` made elsewhere, which TSMLA_EMULATOR_CORE names.
@@ -9,14 +10,17 @@ long as the interpreter itself takes. The library needs the machine's libstdc++,
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -33,6 +37,8 @@ _FLAGS = (
     "-fno-trapping-math", "-Wall", "-Wextra", "-Wno-missing-field-initializers",
 )  # fmt: skip
 _LINK_FLAGS = ("-shared", "-nostdlib", "-s", "-z", "undefs")
+UNUSED_DAYS = 30
+_DIGEST = "[0-9a-f]" * 16
 _LONGEST = ("lane_switch.cpp", "sass_switch.cpp")
 """They take longest, and start first."""
 PORTABLE = ("-target", "x86_64-linux-gnu.2.28", "-mcpu=x86_64_v3")
@@ -81,6 +87,8 @@ def _built(directory: Path, target: tuple[str, ...], processor: str, tell: Tell)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not made.exists():
                 _build(directory, made, target, processor, tell)
+                drop_unused([*directory.glob(f"core-{_DIGEST}.so"), *directory.glob(f"*-{_DIGEST}.o")])
+    mark_used(made)
     return made
 
 
@@ -90,6 +98,21 @@ def cache_directory() -> Path:
     if named:
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tsmla-emulator"
+
+
+def mark_used(path: Path) -> None:
+    """Note that something kept was taken now, for `drop_unused`."""
+    with contextlib.suppress(OSError):  # a cache that only others may write to
+        os.utime(path)
+
+
+def drop_unused(paths: Iterable[Path]) -> None:
+    """Remove those files and directories that nobody made or took for `UNUSED_DAYS`."""
+    oldest = time.time() - UNUSED_DAYS * 86400
+    for path in paths:
+        with contextlib.suppress(OSError):  # another process may have removed it
+            if path.stat().st_mtime < oldest:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _processor() -> str:
@@ -120,6 +143,7 @@ def _build(directory: Path, library: Path, target: tuple[str, ...], processor: s
             digest = headers.copy()
             digest.update(source.read_bytes())
             made = directory / f"{source.stem}-{digest.hexdigest()[:16]}.o"
+            mark_used(made)
             if not made.exists():
                 _zig(scratch, *compiling, "-include-pch", str(parsed), "-c", str(source), made=made)
             return made

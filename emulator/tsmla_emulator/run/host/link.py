@@ -1,5 +1,5 @@
 """Links exported CuTe DSL objects with the test double in place of NVIDIA's runtime library; results are kept by
-content."""
+content, until nobody has taken them for `core.build.UNUSED_DAYS`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from ..core.build import drop_unused, mark_used
 
 DOUBLE = Path(__file__).with_name("double.c")
 FLAGS = ("-shared", "-nostdlib", "-fno-builtin", "-std=c17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wl,-z,now")
@@ -39,6 +41,7 @@ def link(exported: Path) -> Path:
     key = hashlib.sha256(DOUBLE.read_bytes() + "\0".join(FLAGS).encode() + content).hexdigest()
     library = cache_directory() / "libraries" / f"{key[:32]}.so"
     if library.exists():
+        mark_used(library)
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
@@ -46,6 +49,7 @@ def link(exported: Path) -> Path:
         quiet = ["-Wno-override-module"] if exported.suffix == ".ll" else []
         _zig(scratch, *FLAGS, *quiet, DOUBLE, exported.resolve(), f"-L{_tvm_ffi() / 'lib'}", "-ltvm_ffi", "-o", made)
         os.replace(made, library)
+    drop_unused([*library.parent.glob("*.so"), *cache_directory().glob("[0-9a-f]" * 32)])
     return library
 
 
