@@ -223,6 +223,9 @@ def test_launches_that_a_gpu_refuses(change, said):
     )
     with pytest.raises(EmulationError, match=said):
         launch_config.check(Launch(entry.name, **{**good, **change}), entry, KernelLimits(), 132)
+    if "may have" not in said and "cooperative" not in change:  # whatever host code allowed, as in a record
+        with pytest.raises(EmulationError, match=said):
+            machine.run_launches(module, [Launch(entry.name, **{**good, **change})], [], machine.Options())
 
 
 def test_bare_entries_take_packed_parameters(seen):

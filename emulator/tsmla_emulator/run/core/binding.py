@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..host.launch_config import check_of_any_host
 from ..machine import SHARED_BYTES_PER_CTA, EmulationError, Finding, Launch, Options, Region, Report, Trace
 from ..ptx.model import Entry, Module
 from ..ptx.program import Program, build_program
@@ -99,7 +100,7 @@ def execute(module: Module, launches: list[Launch], regions: list[Region], optio
         entry = module.entries.get(launch.entry)
         if entry is None:
             raise EmulationError(f"no entry {launch.entry!r}; the module has {', '.join(module.entries)}", "launch")
-        _check_launch(entry, launch)
+        check_of_any_host(launch, entry)
         _run(module, entry, launch, regions, options, report, number)
     return report
 
@@ -110,23 +111,6 @@ def program_of(module: Module, entry: Entry) -> Program:
     if not isinstance(known, Program) or known.entry is not entry:
         known = module.programs[entry.name] = build_program(entry)
     return known
-
-
-def _check_launch(entry: Entry, launch: Launch) -> None:
-    threads = launch.block[0] * launch.block[1] * launch.block[2]
-    problems = []
-    if len(launch.params) < entry.param_bytes:
-        problems.append(f"{len(launch.params)} parameter bytes given, {entry.param_bytes} declared")
-    if entry.reqntid is not None and tuple(launch.block) != entry.reqntid:
-        problems.append(f"block {launch.block}, the kernel requires {entry.reqntid}")
-    if not 1 <= threads <= 1024:
-        problems.append(f"block {launch.block} of {threads} threads (1 to 1024)")
-    if any(g < 1 or c < 1 or g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
-        problems.append(f"grid {launch.grid} is not a multiple of cluster {launch.cluster}")
-    if launch.cluster[0] * launch.cluster[1] * launch.cluster[2] > 16:
-        problems.append(f"cluster {launch.cluster} of more than 16 CTAs")
-    if problems:
-        raise EmulationError(f"launch of {entry.name}: {'; '.join(problems)}", "launch")
 
 
 def _run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 from ..machine import EmulationError, Launch
 from ..ptx.model import Entry
@@ -76,28 +76,36 @@ def check(launch: Launch, entry: Entry, limits: KernelLimits, processors: int) -
 
     A cooperative launch may have no more CTAs than SMs, as if each took the whole of one.
     """
+    check_of_any_host(launch, entry)
+    most = MAX_CLUSTER if limits.non_portable_cluster else PORTABLE_CLUSTER
+    if math.prod(launch.cluster) > most:
+        _refuse(entry, f"cluster {launch.cluster} has {math.prod(launch.cluster)} CTAs; this kernel may have {most}")
+    if launch.cooperative and math.prod(launch.grid) > processors:
+        _refuse(entry, f"grid {launch.grid} of a cooperative launch; {processors} CTAs are there at the same time")
+    if launch.shared_bytes > limits.dynamic_shared:
+        given = f"{launch.shared_bytes} bytes of dynamic shared memory"
+        _refuse(entry, f"{given}; this kernel may have {limits.dynamic_shared}")
 
-    def refuse(text: str) -> None:
-        raise EmulationError(f"launch of {entry.name} refused: {text}", kind="launch")
 
+def check_of_any_host(launch: Launch, entry: Entry) -> None:
+    """Raise EmulationError for what no GPU takes, whatever host code allowed, which records do not say."""
     threads, ctas = math.prod(launch.block), math.prod(launch.cluster)
     if any(not 1 <= size <= most for size, most in zip(launch.grid, MAX_GRID, strict=True)):
-        refuse(f"grid is {launch.grid}; each size must be 1 to {MAX_GRID}")
+        _refuse(entry, f"grid is {launch.grid}; each size must be 1 to {MAX_GRID}")
     if not 1 <= threads <= MAX_THREADS:
-        refuse(f"block is {launch.block}, {threads} threads; a CTA has 1 to {MAX_THREADS}")
+        _refuse(entry, f"block is {launch.block}, {threads} threads; a CTA has 1 to {MAX_THREADS}")
     if entry.reqntid and launch.block != entry.reqntid:
-        refuse(f"block is {launch.block}; the kernel was compiled for exactly {entry.reqntid} (.reqntid)")
-    if any(size % part for size, part in zip(launch.grid, launch.cluster, strict=True)):
-        refuse(f"grid {launch.grid} is not a multiple of the cluster {launch.cluster}")
-    most = MAX_CLUSTER if limits.non_portable_cluster else PORTABLE_CLUSTER
-    if ctas > most:
-        refuse(f"cluster {launch.cluster} has {ctas} CTAs; this kernel may have {most}")
-    if launch.cooperative and math.prod(launch.grid) > processors:
-        refuse(f"grid {launch.grid} of a cooperative launch; {processors} CTAs are there at the same time")
-    if launch.shared_bytes > limits.dynamic_shared:
-        refuse(f"{launch.shared_bytes} bytes of dynamic shared memory; this kernel may have {limits.dynamic_shared}")
-    if len(launch.params) != entry.param_bytes:
-        refuse(f"{len(launch.params)} bytes of parameters; the kernel takes {entry.param_bytes}")
+        _refuse(entry, f"block is {launch.block}; the kernel was compiled for exactly {entry.reqntid} (.reqntid)")
+    if any(part < 1 or size % part for size, part in zip(launch.grid, launch.cluster, strict=True)):
+        _refuse(entry, f"grid {launch.grid} is not a multiple of the cluster {launch.cluster}")
+    if ctas > MAX_CLUSTER:
+        _refuse(entry, f"cluster {launch.cluster} has {ctas} CTAs; a cluster has up to {MAX_CLUSTER}")
+    if len(launch.params) < entry.param_bytes:
+        _refuse(entry, f"{len(launch.params)} bytes of parameters; the kernel takes {entry.param_bytes}")
+
+
+def _refuse(entry: Entry, text: str) -> NoReturn:
+    raise EmulationError(f"launch of {entry.name} refused: {text}", kind="launch")
 
 
 def _attributes(config: LaunchConfig, kernel: str) -> tuple[tuple[int, int, int], bool, bool]:
