@@ -42,32 +42,30 @@ def check(case: DecodeCase, place: Place) -> None:
     in_16_bits = place.arch == "sm_90a" and (case.torch_dtype == torch.bfloat16 or case.rows_apart)
     given_precision = precision(weight_dtype(Arch(place.arch), case.torch_dtype), out.dtype, in_16_bits)
     arch, scored = place.with_sums(case.schedule), scored_as(case, rounds_keys(case, place.arch))
-    parts, tokens, flat_out = [], [], out.flatten(0, -3)
+    parts, right, flat_out = [], [], out.flatten(0, -2)
     for request in range(case.batch):
         own, keys = case.query_tokens(request), inputs.keys[request]
         seen = (case.seen(request) & keys.counted).repeat_interleave(case.heads, 0)
         if not own:
             continue
-        if (spoilt := (seen & keys.spoiling).any(-1)).any():
-            got = flat_out[own.start : own.stop].flatten(0, 1)[spoilt]
-            assert case.sinks is not None or got.isnan().all(), f"request {request}: rows are not NaN, but a scale is"
-            continue
-        tokens += own
-        query, rows = numbers.flatten(0, -3)[own.start : own.stop].flatten(0, 1), keys.numbers
-        scales = inputs.query.scales
-        scales = None if scales is None else scales.flatten(0, -2)[own.start : own.stop].flatten()
-        cores = None if arch is None else Cores(arch, scored, scales)
-        parts.append(attend(query, rows, rows[:, :LATENT_DIM], seen, case.softmax_scale, cores, keys.scales))
+        at = torch.arange(own.start * case.heads, own.stop * case.heads)
+        spoilt = (seen & keys.spoiling).any(-1)  # NaN beside any sink, +inf too; of such rows' LSEs nothing is said
+        assert flat_out[at[spoilt]].isnan().all(), f"request {request}: rows are not NaN, but a scale is"
+        at, seen = at[~spoilt], seen[~spoilt]
+        right.append(at)
+        scales = None if inputs.query.scales is None else inputs.query.scales.flatten()[at]
+        cores, query, rows = None if arch is None else Cores(arch, scored, scales), numbers.flatten(0, -2), keys.numbers
+        parts.append(attend(query[at], rows, rows[:, :LATENT_DIM], seen, case.softmax_scale, cores, keys.scales))
     if not parts:
         return
+    at = torch.cat(right)
     if lse is not None:
         assert lse.shape == out.shape[:-1]
-        lse = lse.flatten(0, -2)[tokens].double() * (math.log(2) if case.lse_base == 2 else 1)
-    sinks = None if case.sinks is None else torch.tensor(case.sinks).repeat(len(tokens))
+        lse = lse.flatten()[at].double() * (math.log(2) if case.lse_base == 2 else 1)
+    sinks = None if case.sinks is None else torch.tensor(case.sinks)[at % case.heads]
     expected = with_sinks(Rows.joined(parts), sinks, case.lse_includes_sink)
     judged = judge if tells_apart(expected) and not case.extreme else judge_extreme
-    flat_lse = None if lse is None else lse.flatten()
-    judged(expected, flat_out[tokens].flatten(0, 1), flat_lse, case.output_scale, given_precision)
+    judged(expected, flat_out[at], lse, case.output_scale, given_precision)
 
 
 def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict[str, Any]]:

@@ -15,11 +15,13 @@ from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
 from . import __main__ as command
 from . import search as search_module
+from .chosen_case import ChosenCase
 from .decode_case import DecodeCase
 from .pack_case import PackCase
 from .places import Place
 from .prefill_case import PrefillCase
 from .properties import PROPERTIES, Case, case_of, check
+from .scaled_rows import Scaling
 from .search import Found, kernels_of, search
 
 _PREFILL, _DECODE, _PACK = tsmla.tsmla_prefill, tsmla.tsmla_decode, tsmla.mla_kv_pack_quantize_fp8
@@ -131,6 +133,18 @@ def _pack_truncates(**given: Any) -> Any:
     return results
 
 
+def _decode_without_nan(**given: Any) -> Any:
+    result = _DECODE(**given)
+    _out(result).nan_to_num_(0)
+    return result
+
+
+def _decode_scaled(**given: Any) -> Any:
+    result = _DECODE(**given)
+    _out(result).mul_(1.03)
+    return result
+
+
 _A_PREFILL, _A_DECODE, _A_PACK = PrefillCase(), DecodeCase(), PackCase()
 _OF_SCALED_ROWS = DecodeCase(dtype="e4m3", rows="snapmla")
 BROKEN: list[tuple[Case, str, Callable[..., Any]]] = [
@@ -168,6 +182,28 @@ def test_what_is_broken_is_found(case, operator, broken, seed, monkeypatch):
         check(case_of(repr(failure.case)), place)
     monkeypatch.undo()
     check(failure.case, place)
+
+
+@pytest.mark.parametrize("sinks", [None, (0.0, math.inf)])
+@pytest.mark.parametrize("broken", [_decode_without_nan, _decode_scaled])
+def test_rows_of_a_key_whose_scale_is_nan_are_judged(broken, sinks, monkeypatch):
+    """Those that see it must be NaN, whatever sinks there are; those of the same request that do not must be right."""
+    case = DecodeCase(
+        dtype="e4m3", rows="snapmla", scaling=Scaling(special=((0, 68, math.nan),)), seq_lens=(70,), q_len=4, heads=2,
+        width=2, sinks=sinks,
+    )  # fmt: skip
+    check(case, Place("sm_90a"))
+    chosen = ChosenCase(
+        dtype="e4m3", rows="snapmla", scaling=Scaling(special=((0, 0, math.nan),)), shape=(1,), heads=2, top_k=9,
+        outside=0, sinks=sinks,
+    )  # fmt: skip
+    check(chosen, Place("sm_90a"))
+    monkeypatch.setattr(tsmla, "tsmla_decode", torch.inference_mode()(broken))
+    with pytest.raises(AssertionError):
+        check(case, Place("sm_90a"))
+    if broken is _decode_without_nan:  # a list's token sees all of its keys
+        with pytest.raises(AssertionError, match="token 0: not NaN"):
+            check(chosen, Place("sm_90a"))
 
 
 @pytest.mark.parametrize(
