@@ -16,7 +16,7 @@ enum Kind : u8 {
 // kMove: shared, global memory, shuffles; kWarpProduct: mma.sync
 enum Pipe : u8 { kNone, kFma, kAlu, kMufu, kConvert, kMove, kTensorMemory, kWarpProduct, kPipes };
 
-// Written by timing/replay.py in this layout.
+// Written by time/replay.py in this layout.
 struct Cost {
   u8 kind, pipe, slots, registers;  // registers: a wgmma whose A is there
   u32 occupancy, latency;           // clocks of the pipe; until the result is there
