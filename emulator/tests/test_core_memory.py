@@ -185,6 +185,40 @@ def test_cp_async_arrives_when_asked(mode):
 
 
 @pytest.mark.parametrize(
+    ("copy", "match"),
+    [
+        ("cp.async.cg.shared.global [smem], [%d100+{}], 16;", "cp.async of 16 bytes from global address .* of 16"),
+        ("cp.async.ca.shared.global [smem], [%d100+{}], 8, 4;", "cp.async of 8 bytes from global address .* of 8"),
+        (
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [smem], [%d100+{}], 64, [smem+512];",
+            "bulk copy from global address .*, not a multiple of 16",
+        ),
+        (
+            "cp.async.bulk.global.shared::cta.bulk_group [%d100+{}], [smem], 16;",
+            "bulk store to global address .*, not a multiple of 16",
+        ),
+    ],
+)
+@pytest.mark.parametrize("mode", ["eager", "late"])
+def test_copies_begin_at_multiples_of_their_size(copy, match, mode):
+    source = aligned(np.zeros(64, np.uint32))
+    body = """mbarrier.init.shared.b64 [smem+512], 1; fence.mbarrier_init.release.cluster;
+    mbarrier.arrive.expect_tx.shared.b64 %d1, [smem+512], 64; st.shared.v4.b32 [smem], {%r1, %r1, %r1, %r1};
+    fence.proxy.async.shared::cta;"""
+    ends = "cp.async.wait_all; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
+    if "complete_tx" in copy:
+        ends = "{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+512], 0; @!P bra A; }"
+    given = {"shared": 1024, "threads": 1, "async_mode": mode}
+    run(body + copy.format(32) + ends, source, **given)
+    fails(body + copy.format(36) + ends, "memory", match, source, **given)
+
+
+def test_a_copy_of_no_bytes_may_have_any_global_address():
+    body = "cp.async.cg.shared.global [smem], [%d100+4], 16, 0; cp.async.wait_all;"
+    run(body, aligned(np.zeros(64, np.uint32)), shared=512, threads=1)
+
+
+@pytest.mark.parametrize(
     ("wait", "there"),
     [
         ("cp.async.commit_group; cp.async.wait_group 0;", True),

@@ -216,6 +216,13 @@ void store_tensor(Context& c, u32 lane) {
   submit(c.cluster, nullptr, std::move(op));
 }
 
+// Bulk copies begin at multiples of 16 bytes.
+u64 global_place(u64 address, const char* what) {
+  if (address % 16)
+    fault("memory", "%s global address 0x%llx, not a multiple of 16", what, (unsigned long long)address);
+  return address;
+}
+
 void copy_bytes(Context& c, u32 lane) {
   const Insn& in = c.in;
   u32 to_space = in.flags & 15, from_space = in.flags >> 4 & 15;
@@ -227,7 +234,7 @@ void copy_bytes(Context& c, u32 lane) {
   if (to_space == kGlobal) {
     auto op = begin<StoreRead>(c);
     u32 address = u32(at(in.b, 1, false));
-    op->tensor = false, op->to = at(in.a, 0, true), op->bytes = bytes;
+    op->tensor = false, op->to = global_place(at(in.a, 0, true), "bulk store to"), op->bytes = bytes;
     op->cta = &c.cluster.cta_at(address, "bulk store"), op->offset = address & kOffsetMask;
     join_group(c, *op, lane);
     if (c.warp.trace) c.warp.trace->note(Note::kStore, 0, bytes);
@@ -238,7 +245,7 @@ void copy_bytes(Context& c, u32 lane) {
   u32 to = u32(at(in.a, 0, false));
   op->cta = &c.cluster.cta_at(to, "bulk copy"), op->offset = to & kOffsetMask, op->bytes = bytes;
   if (from_space == kGlobal) {
-    op->from = at(in.b, 1, true);
+    op->from = global_place(at(in.b, 1, true), "bulk copy from");
   } else {
     u32 from = u32(at(in.b, 1, false));
     op->source = &c.cluster.cta_at(from, "bulk copy"), op->source_offset = from & kOffsetMask;

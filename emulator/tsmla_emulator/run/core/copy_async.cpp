@@ -55,6 +55,9 @@ Step start_copies(Context& c) {
     u64 to = c.address(lane);
     u64 from = c.value64(c.in.b, lane) + s64(s32(w.read(c.in.e)[lane]));
     u32 given = c.in.c == kNone ? c.in.extra : std::min<u32>(c.in.extra, w.read(c.in.c)[lane]);
+    if (given && from % c.in.extra)
+      fault("memory", "cp.async of %u bytes from global address 0x%llx, not a multiple of %u", c.in.extra,
+            (unsigned long long)from, c.in.extra);
     op->pieces.push_back({&window(c, kShared, to), from, u32(to) & kOffsetMask, c.in.extra, given, lane});
   }
   if (w.trace) w.trace->note(Note::kCopy, 0, u32(op->pieces.size()) * c.in.extra);
