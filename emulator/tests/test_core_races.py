@@ -182,6 +182,53 @@ SECOND:
     races(body.replace("WAIT", ""), "are not ordered")
 
 
+def apart(first: str, second: str) -> str:
+    """What one warp does and what another does, with nothing that orders the two."""
+    start = "setp.eq.u32 %p4, %r1000, 0; @%p4 st.shared.b32 [smem+64], 0; bar.sync 0;"
+    return f"{start} setp.ge.u32 %p1, %r1000, 32; @%p1 bra SECOND; {first} bra OVER; SECOND: {second} OVER:"
+
+
+@pytest.mark.parametrize("atomic", ["atom.shared.add.u32 %r5, [smem+64], 1;", "red.shared.or.b32 [smem+64], 1;"])
+@pytest.mark.parametrize("lane", ["setp.eq.u32 %p2, %r1001, 3; @%p2 ", ""], ids=["a lane", "a warp"])
+def test_atomics_of_shared_memory_race_with_plain_accesses(atomic, lane):
+    store, load, atomic = (
+        lane + access for access in ("st.shared.b32 [smem+64], 1;", "ld.shared.b32 %r4, [smem+64];", atomic)
+    )
+    clean(apart(atomic, atomic))
+    for plain in (store, load):
+        for first, second in ((atomic, plain), (plain, atomic)):
+            text = races(apart(first, second), "shared memory offset 0x440 of CTA 0")
+            assert f"write by CTA 0 warp {int(second is atomic)} at PTX line" in text
+    meet = "bar.sync 1, 64;"
+    clean(apart(f"{atomic} {meet}", f"{meet} {load}"))
+    clean(apart(f"{load} {meet}", f"{meet} {atomic}"))
+    clean(apart("ld.volatile.shared.b32 %r4, [smem+64];", atomic))
+    races(apart("ld.volatile.shared.b32 %r4, [smem+64];", store), "shared memory offset 0x440")
+
+
+def test_an_atomic_hides_no_access_that_another_atomic_races_with():
+    """A warp's own plain accesses before its atomic, and another's atomic before one that something orders."""
+    atomic, meet = "red.shared.add.u32 [smem+64], 1;", "bar.sync 1, 64;"
+    for plain in ("st.shared.b32 [smem+64], 1;", "ld.shared.b32 %r4, [smem+64];"):
+        first = f"{plain} bar.warp.sync -1; {atomic}"
+        races(apart(first, atomic), "shared memory offset 0x440")
+        clean(apart(f"{first} {meet}", f"{meet} {atomic}"))
+    for starve in ((), (0,), (1,)):
+        races(apart(atomic, f"{atomic} bar.warp.sync -1; ld.shared.b32 %r4, [smem+64];"), "0x440", starve=starve)
+    again = f"mov.b32 %r9, 0; AGAIN: {atomic} add.u32 %r9, %r9, 1; setp.lt.u32 %p3, %r9, 9; @%p3 bra AGAIN;"
+    clean(apart(f"{again} {meet}", f"{meet} ld.shared.b32 %r4, [smem+64];"))
+
+
+def test_a_barrier_ends_when_nobody_uses_it_any_more():
+    ends = "setp.eq.u32 %p2, %r1001, 0; @%p2 mbarrier.inval.shared.b64 [smem+512];"
+    uses = "setp.eq.u32 %p2, %r1001, 0; @%p2 mbarrier.arrive.shared.b64 %d1, [smem+512];"
+    uses += "bar.arrive 1, 64;"
+    body = INIT + "setp.ge.u32 %p1, %r1000, 32; @%p1 bra SECOND; {} bra OVER; SECOND: {} OVER:"
+    clean(body.format(uses, f"bar.sync 1, 64; {ends}"))
+    races(body.format(uses, f"{ends} bar.sync 1, 64;"), "shared memory offset 0x600 of CTA 0", starve=(1,))
+    races(body.format(ends, "bar.arrive 1, 64; ld.shared.b32 %r4, [smem+512];"), "shared memory offset 0x600 of CTA 0")
+
+
 ARRIVES = "bar.warp.sync -1; elect.sync %r5|%p2, -1; BEFORE @%p2 mbarrier.arrive.{} %d1, [smem+512];"
 WAITS = "{{{{ .reg .pred P; A: mbarrier.try_wait.parity.{} P, [smem+512], 0; @!P bra A; }}}} AFTER"
 

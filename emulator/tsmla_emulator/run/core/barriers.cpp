@@ -73,11 +73,14 @@ Step initialise(Context& c) {
 
 Step invalidate(Context& c) {
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
-    u64 address = c.address(u32(__builtin_ctz(rest)));
+    u32 lane = u32(__builtin_ctz(rest));
+    u64 address = c.address(lane);
     Cta& cta = owner_of(c, address, "mbarrier.inval");
     Mbarrier& b = mbarrier_of(c.cluster, u32(address), "mbarrier.inval");
     b.live = false;
     std::fill_n(cta.shadow.begin() + b.offset, 8, u8(kUnwritten));
+    if (c.cluster.events)
+      c.cluster.events->shared(c.actor(), c.group.pc, Proxy::Generic, Kind::Write, cta.rank, b.offset, 8, {u8(lane)});
   }
   return Step::Next;
 }

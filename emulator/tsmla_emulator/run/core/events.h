@@ -59,8 +59,9 @@ class Events {
   // The lanes of a warp wait for each other, and what each did comes before what all do next.
   virtual void warp_sync(u32 warp) = 0;
 
-  // Shared memory, in bytes of one CTA's window.
-  virtual void shared(u32 actor, u32 pc, Proxy, Kind, u32 cta, u32 offset, u32 bytes, Lanes = {}) = 0;
+  // Shared memory, in bytes of one CTA's window. strong: as of global memory; it orders nothing here.
+  virtual void shared(u32 actor, u32 pc, Proxy, Kind, u32 cta, u32 offset, u32 bytes, Lanes = {},
+                      bool strong = false) = 0;
   // 16 bytes that each of some asynchronous operations reads, parts of one instruction.
   virtual void pieces_read(const std::vector<u32>& actors, u32 pc, u32 cta, u32 offset) = 0;
   // Tensor memory of one CTA: lanes [lane, lane + lanes) x columns [column, column + columns).

@@ -88,10 +88,12 @@ class HappensBefore : public Events {
     lanes.synced = warp.clock.known[warp.component]++;
   }
 
-  void shared(u32 id, u32 pc, Proxy proxy, Kind kind, u32 cta, u32 offset, u32 bytes, Lanes lanes) override {
+  void shared(u32 id, u32 pc, Proxy proxy, Kind kind, u32 cta, u32 offset, u32 bytes, Lanes lanes,
+              bool strong) override {
     const Actor& actor = actors_[id];
     Access access = access_of(actor, pc, kind);
     access.generic = proxy == Proxy::Generic;
+    access.strong = strong;
     if (actor.operation || cluster_.warps[actor.warp]->cta->rank != cta) reaches(cta, access);
     std::vector<Granule>& granules = shared_[cta];
     for_granules(access, offset, bytes, lanes, [&](u64 at) {
@@ -104,7 +106,7 @@ class HappensBefore : public Events {
     if (readers_.ids != ids || readers_.pc != pc || readers_.cta != cta) begin_reading(ids, pc, cta);
     Granule& granule = shared_[cta][offset / 16];
     if (!readers_.apart || !all_read(granule))
-      for (u32 id : ids) shared(id, pc, Proxy::Async, Kind::Read, cta, offset, 16, {});
+      for (u32 id : ids) shared(id, pc, Proxy::Async, Kind::Read, cta, offset, 16, {}, false);
   }
 
   void tensor(u32 id, u32 pc, Kind kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
@@ -421,7 +423,8 @@ class HappensBefore : public Events {
   // because a later access that is ordered behind the write is ordered behind that, too, or a race was found by now. A
   // read drops earlier reads that it is ordered behind, and those of its own actor: of the same lanes, or of any lane
   // where all read now. What several lanes read by one instruction, all of them read. So there stay a write and one read
-  // for each actor that nothing orders.
+  // for each actor that nothing orders. Strong accesses of shared memory, which may be unordered among each other, drop
+  // no others, but of each actor's strong ones the earlier.
   template <class Conflicts>
   void touch(Granule& granule, const Actor& actor, Access now, Where where, Conflicts conflicts) {
     u32 last = 0;  // entry of the list that stays, before the present one
@@ -435,12 +438,16 @@ class HappensBefore : public Events {
           disorder_ = "ordered, but without a fence.proxy.async between them";
         if (disorder_) conflicts(old);
       }
-      if (now.write)
-        old.bytes &= u16(~now.bytes);
-      else if (!old.write && both == old.bytes && old.generic == now.generic) {
+      auto implied = [&] {
+        return (old.component == now.component && (now.lanes.first == Lanes::all || old.alike(now))) ||
+               ordered(old, now, actor, where);
+      };
+      bool strong = where == Where::Shared && now.strong;
+      if (now.write) {
+        if (!strong || (old.strong && implied())) old.bytes &= u16(~now.bytes);
+      } else if (!old.write && both == old.bytes && old.generic == now.generic && (!strong || old.strong)) {
         if (now.by_other_lanes(old)) now.lanes.first = Lanes::all;
-        bool implied = old.component == now.component && (now.lanes.first == Lanes::all || old.alike(now));
-        if (implied || ordered(old, now, actor, where)) old.bytes = 0;
+        if (implied()) old.bytes = 0;
       }
       u32 next = kept_[at].next;
       if (old.bytes)

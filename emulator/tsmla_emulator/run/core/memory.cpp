@@ -9,7 +9,7 @@ const char* const kOutside = "outside the shared memory of the launch";
 // the same bytes that several lanes read as bytes that all of them read.
 class Touched {
  public:
-  Touched(Context& c, Kind kind) : c_(c), kind_(kind), strong_(c.in.flags & kStrong) {}
+  Touched(Context& c, Kind kind, bool strong) : c_(c), kind_(kind), strong_(strong) {}
   void shared(Cta& cta, u32 offset, u32 bytes, u32 lane) { add(&cta, offset, bytes, lane, kind_); }
   // A store of what is there already is Kind::Rewrite. Several stores to the same bytes are told one by one.
   void global(u64 address, u32 bytes, u32 lane, Kind kind) {
@@ -20,7 +20,8 @@ class Touched {
     if (start_ == end_) return;
     Events& events = *c_.cluster.events;
     if (cta_)
-      events.shared(c_.actor(), c_.group.pc, Proxy::Generic, kind_, cta_->rank, u32(start_), u32(end_ - start_), lanes_);
+      events.shared(c_.actor(), c_.group.pc, Proxy::Generic, kind_, cta_->rank, u32(start_), u32(end_ - start_), lanes_,
+                    strong_);
     else
       global_touched(c_.cluster, c_.actor(), c_.group.pc, Proxy::Generic, kind_, start_, end_ - start_, lanes_, strong_);
     start_ = end_ = 0;
@@ -117,7 +118,7 @@ Step load(Context& c) {
   const u32 count = in.count, bytes = width * count;
   u32* slots[8];
   for (u32 i = 0; i < count; i++) slots[i] = c.warp.write(c.cluster.program.list(in)[i]);
-  Touched touched(c, Kind::Read);
+  Touched touched(c, Kind::Read, in.flags & kStrong);
   bool again = in.flags & kStrong;
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
@@ -157,7 +158,7 @@ Step store(Context& c) {
   const u32 count = in.count, bytes = width * count;
   const u32* slots[8];
   for (u32 i = 0; i < count; i++) slots[i] = c.warp.read(c.cluster.program.list(in)[i]);
-  Touched touched(c, Kind::Write);
+  Touched touched(c, Kind::Write, in.flags & kStrong);
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
     u64 address = c.address(lane);
@@ -310,7 +311,7 @@ Step op_atomic(Context& c) {
   const Insn& in = c.in;
   const u32 width = in.width;
   u32* result = in.d == kNone ? nullptr : c.warp.write(in.d);
-  Touched touched(c, Kind::Write);
+  Touched touched(c, Kind::Write, true);
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
     u64 address = c.address(lane);
@@ -328,6 +329,7 @@ Step op_atomic(Context& c) {
       place = shared_at(c.cluster, cta, offset, width, 1, "atomic");
       shared_read(c.cluster, cta, offset, width, "atomic");
       shared_written(cta, offset, width);
+      touched.shared(cta, offset, width, lane);
     }
     u64 old = 0;
     std::memcpy(&old, place, width);
@@ -341,6 +343,7 @@ Step op_atomic(Context& c) {
       if (width == 8) result[32 + lane] = u32(old >> 32);
     }
   }
+  touched.flush();
   c.cluster.progress++;
   return Step::Next;
 }
