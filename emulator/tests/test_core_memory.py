@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from small_kernels import aligned, run, text_of
 from tsmla_emulator.run.machine import EmulationError, Launch, Options, parse, run_launches
+from tsmla_emulator.run.ptx.model import PtxError
 
 
 def fails(body: str, kind: str, match: str, *arguments, **options) -> EmulationError:
@@ -211,6 +214,37 @@ def test_copies_begin_at_multiples_of_their_size(copy, match, mode):
     given = {"shared": 1024, "threads": 1, "async_mode": mode}
     run(body + copy.format(32) + ends, source, **given)
     fails(body + copy.format(36) + ends, "memory", match, source, **given)
+
+
+def test_a_copy_with_a_cache_hint_has_a_source_size_too():
+    source, out = aligned(np.arange(1, 5, dtype=np.uint32)), np.zeros((2, 4), np.uint32)
+    copy = "cp.async.cg.shared.global.L2::cache_hint [smem+{}], [%d100], 16,{} %d1;"
+    run(
+        f"""createpolicy.fractional.L2::evict_first.b64 %d1; mov.b32 %r4, 8;
+    {copy.format(0, " %r4,")} {copy.format(16, "")} cp.async.wait_all;
+    ld.shared.v4.b32 {{%r5, %r6, %r7, %r8}}, [smem]; st.global.v4.b32 [%d101], {{%r5, %r6, %r7, %r8}};
+    ld.shared.v4.b32 {{%r5, %r6, %r7, %r8}}, [smem+16]; st.global.v4.b32 [%d101+16], {{%r5, %r6, %r7, %r8}};""",
+        source,
+        out,
+        shared=512,
+        threads=1,
+    )
+    np.testing.assert_array_equal(out, [[1, 2, 0, 0], [1, 2, 3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("copy", "what"),
+    [
+        ("ca.shared.global [smem], [%d100], 5", "cp.async.ca.shared.global [smem], [%d100], 5"),
+        ("cg.shared.global [smem], [%d100], 4", "cp.async.cg.shared.global [smem], [%d100], 4"),
+        ("ca.shared.global [smem], [%d100], 16, 8, %d1", "cp.async.ca.shared.global [smem], [%d100], 16, 8, %d1"),
+        ("ca.shared.global [smem], [%d100], 16, %p1", "a predicate that ignores the source in 'cp.async.ca"),
+        ("cg.shared.global.L2::cache_hint [smem], [%d100], 16, %p1, %d1", "a predicate that ignores the source in"),
+    ],
+)
+def test_copies_with_other_operands_are_refused(copy, what):
+    with pytest.raises(PtxError, match=re.escape(f"not implemented: {what}")):
+        run(f"cp.async.{copy};", np.zeros(64, np.uint32), shared=512)
 
 
 def test_a_copy_of_no_bytes_may_have_any_global_address():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from .encoding import SPACES, Constant, Encoded, Encoder, Reference
-from .model import Address, Immediate, Operand, Pair, Vector
+from .model import Address, Immediate, Operand, Pair, Register, Vector
 
 MULTICAST, PAIR, GATHER4, RELAXED = 1 << 16, 1 << 17, 1 << 18, 1 << 19
 ELEMENTS = {"f16": 0, "bf16": 1, "tf32": 2, "e4m3": 3, "e5m2": 4, "f32": 5}
@@ -94,7 +94,13 @@ def _copy(encoder: Encoder) -> Encoded:
         raise encoder.refuse()
     size = encoder.number(encoder.operands[2])
     rest = encoder.operands[3:]
-    limit = encoder.source(rest[0]) if rest and "L2::cache_hint" not in encoder.parts else None
+    if "L2::cache_hint" in encoder.parts:
+        rest = rest[:-1]
+    if size not in ((16,) if encoder.parts[2] == "cg" else (4, 8, 16)) or len(rest) > 1:
+        raise encoder.refuse()
+    if rest and isinstance(rest[0], Register) and rest[0].kind == "pred":
+        raise encoder.refuse(f"a predicate that ignores the source in {encoder.instruction.text!r}")
+    limit = encoder.source(rest[0]) if rest else None
     return encoder.build(
         "cp_async",
         a=base,
