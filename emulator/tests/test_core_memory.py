@@ -103,6 +103,20 @@ def test_the_address_of_a_cta_that_there_is_not_is_an_error_where_it_is_used():
         run(body.format(3), out, shared=16, grid=2, cluster=2)
 
 
+def test_each_lane_asks_for_the_cta_of_its_own_address():
+    out = np.zeros((2, 32), np.uint32)
+    run(
+        """mov.b32 %r4, smem; and.b32 %r3, %r1001, 1; mapa.shared::cluster.u32 %r5, %r4, %r3;
+    getctarank.shared::cluster.u32 %r6, %r5; mov.u32 %r1, %ctaid.x; shl.b32 %r1, %r1, 5; add.u32 %r1, %r1, %r1001;
+    mad.wide.u32 %d1, %r1, 4, %d100; st.global.b32 [%d1], %r6;""",
+        out,
+        grid=2,
+        cluster=2,
+        shared=16,
+    )
+    np.testing.assert_array_equal(out, [[0, 1] * 16] * 2)
+
+
 def test_errors_name_kernel_cta_warp_line_and_text():
     error = fails(
         "setp.lt.u32 %p1, %r1000, 40; @%p1 bra OVER; st.shared.b32 [smem+64], %r1000;\nOVER:",

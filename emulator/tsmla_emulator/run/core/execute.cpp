@@ -70,6 +70,16 @@ Step for_all(Context& c, u32 value) {
   return Step::Next;
 }
 
+Step rank_of(Context& c) {
+  const u32* a = c.warp.read(c.in.a);
+  u32* d = c.warp.write(c.in.d);
+  for (u32 rest = c.mask; rest; rest &= rest - 1) {
+    u32 lane = u32(__builtin_ctz(rest));
+    d[lane] = a[lane] >> kRankShift;
+  }
+  return Step::Next;
+}
+
 Step warp_sync(Context& c) {
   u32 members = c.warp.read(c.in.a)[c.lane()] & c.warp.live;
   if ((c.group.mask & members) != members) return c.block(Wait::Converge, nullptr, 0, 0);
@@ -154,7 +164,7 @@ Step execute_complex(Context& c) {
     case OP_MAP_RANK:
       return map_rank(c);
     case OP_RANK_OF:
-      return for_all(c, c.warp.read(c.in.a)[c.lane()] >> kRankShift);
+      return rank_of(c);
     case OP_LDMATRIX:
       return op_matrix_move(c, true);
     case OP_STMATRIX:
