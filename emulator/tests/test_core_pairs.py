@@ -63,5 +63,5 @@ def test_both_ask_for_the_same():
 
 
 def test_a_pair_has_two_ctas():
-    with pytest.raises(EmulationError, match="in a CTA that has no other"):
+    with pytest.raises(EmulationError, match="in CTA 0 of 1, which has no other"):
         run(ALLOC.replace("COLUMNS", "32"), aligned(np.zeros(4, np.uint32)), shared=256, arch="sm_100a")

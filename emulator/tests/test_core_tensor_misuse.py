@@ -91,6 +91,19 @@ def test_a_product_needs_its_commit_waited_for():
     refused("nobody ever arrived at it", "deadlock", lambda: product("bf16", 128, 32, commit=False))
 
 
+@pytest.mark.parametrize(("ctas", "alone"), [(1, 0), (3, 2)])
+def test_a_cta_whose_pair_has_no_other(ctas, alone):
+    where = f"of a pair of CTAs in CTA {alone} of {ctas}, which has no other"
+    mma = f"""mov.u32 %r31, %cluster_ctarank; setp.ne.u32 %p6, %r31, {alone}; or.pred %p6, %p6, %p21; @%p6 bra OVER;
+    mov.b32 %r41, {instruction_descriptor("bf16", 256, 32)}; mov.pred %p5, 0; mov.b64 %d1, {1 << 46 | 0x40};
+    tcgen05.mma.cta_group::2.kind::f16 [%r500], %d1, %d1, %r41, %p5; OVER: bar.sync 0;"""
+    copy = "tcgen05.cp.cta_group::2.128x256b [%r500], %d1;"
+    for body, what in ((mma, "tcgen05.mma"), (mma.partition("tcgen05")[0] + f"{copy} OVER: bar.sync 0;", "tcgen05.cp")):
+        refused(f"{what} {where}", "tmem", simple(body, grid=ctas, cluster=ctas, poison=False))
+    with pytest.raises(EmulationError, match=where):
+        emulate("", np.zeros(1, np.uint32), group=2, columns=32, grid=ctas, cluster=ctas)
+
+
 def test_a_stores_wait_orders_it():
     body = """
     mov.b32 %r1, 5; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r502], %r1; WAIT

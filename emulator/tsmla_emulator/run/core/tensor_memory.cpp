@@ -18,6 +18,12 @@ void check_columns(Cta& cta, u32 first, u32 count, const char* what) {
     if (!t.allocated[column]) fault("tmem", "%s touches tensor memory column %u, which is not allocated", what, column);
 }
 
+Cta& peer_of(Cluster& cluster, const Cta& cta, const char* what) {
+  if ((cta.rank ^ 1) >= cluster.ctas.size())
+    fault("tmem", "%s of a pair of CTAs in CTA %u of %zu, which has no other", what, cta.rank, cluster.ctas.size());
+  return *cluster.ctas[cta.rank ^ 1];
+}
+
 void check_written(Cluster& cluster, Cta& cta, u32 lane, u32 column, u32 count, const char* what) {
   if (!cluster.machine.options.poison) return;
   const u8* written = cta.tmem->written.data() + lane * TensorMemory::columns + column;
@@ -32,9 +38,8 @@ namespace {
 // did before. True when both are there.
 bool meets(Context& c, u32 columns) {
   Warp& w = c.warp;
-  u32 rank = w.cta->rank;
-  if ((rank ^ 1) >= c.cluster.ctas.size()) fault("tmem", "tcgen05 of a pair of CTAs in a CTA that has no other");
-  Meeting& meeting = c.cluster.meetings[rank / 2];
+  peer_of(c.cluster, *w.cta, "tcgen05");
+  Meeting& meeting = c.cluster.meetings[w.cta->rank / 2];
   if (!w.meeting) {
     if (meeting.arrived && (meeting.op != c.in.op || meeting.columns != columns))
       fault("tmem", "the CTAs of a pair execute different tcgen05 instructions of the pair, or of %u and %u columns",
@@ -200,7 +205,7 @@ Step find(Context& c) {
   if (columns < 32 || columns > 512 || (columns & (columns - 1)))
     fault("budget", "tensor memory of %u columns: 32 to 512, a power of two", columns);
   for (u32 i = 0; i < c.in.extra; i++) {
-    Cta& cta = i ? *c.cluster.ctas.at(c.warp.cta->rank ^ 1) : *c.warp.cta;
+    Cta& cta = i ? peer_of(c.cluster, *c.warp.cta, "UTCATOMSWS") : *c.warp.cta;
     u32 found = reserve(tmem_of(cta), columns);
     if (i && found != first) fault("tmem", "the CTAs of a pair have different columns vacant");
     first = found;

@@ -8,6 +8,8 @@ struct Cell {
 };
 
 TensorMemory& tmem_of(Cta&);
+// The other CTA of the pair.
+Cta& peer_of(Cluster&, const Cta&, const char* what);
 void check_columns(Cta&, u32 first, u32 count, const char* what);
 void check_written(Cluster&, Cta&, u32 lane, u32 column, u32 count, const char* what);
 

@@ -7,11 +7,6 @@ namespace {
 // The model of tcgen05.mma of github.com/sf-tensor/tcgen05 (MIT), which its authors held against B200s.
 constexpr Sums kBlackwellSums = {25, 23, 64, -600};
 
-Cta& peer_of(Cluster& cluster, const Cta& cta, const char* what) {
-  if (cluster.ctas.size() < 2) fault("launch", "%s with cta_group::2 outside a cluster of at least two CTAs", what);
-  return *cluster.ctas[cta.rank ^ 1];
-}
-
 struct Shape {
   Element a, b;
   u32 m, n, k;          // of the instruction
