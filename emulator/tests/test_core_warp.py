@@ -168,6 +168,46 @@ def test_a_shuffle_by_lanes_outside_its_mask_is_refused():
         result("shfl.sync.idx.b32 %r10, %r1001, 0, 31, 1;")
 
 
+SOME = "mov.b32 %r10, 0; setp.lt.u32 %p1, %r1001, 8; setp.eq.u32 %p2, %r1001, 0;"
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "shfl.sync.idx.b32 %r10, %r1001, 0, 31, MASK;",
+        "vote.sync.ballot.b32 %r10, %p2, MASK;",
+        "redux.sync.add.u32 %r10, %r1001, MASK;",
+        "bar.warp.sync MASK;",
+        "elect.sync %r10|%p3, MASK;",
+    ],
+)
+def test_a_predicate_that_keeps_lanes_from_what_their_mask_names_is_refused(instruction):
+    """Lanes that the mask does not name, that branched elsewhere, or that have ended, are not kept from it."""
+    with pytest.raises(EmulationError, match="keeps lanes 0xffffff00 away, which its mask 0xffffffff names"):
+        result(SOME + "@%p1 " + instruction.replace("MASK", "-1"))
+    result(SOME + "@%p1 " + instruction.replace("MASK", "0xff"))
+    result(SOME + instruction.replace("MASK", "-1"))
+    result(SOME + f"@!%p1 bra OVER; {instruction.replace('MASK', '0xff')} OVER:")
+    result(SOME + "@!%p1 ret;" + instruction.replace("MASK", "-1"))
+
+
+@pytest.mark.parametrize("instruction", ["bar.warp.sync 1;", "elect.sync %r10|%p3, 1;"])
+def test_lanes_that_a_mask_does_not_name_may_not_execute_it(instruction):
+    with pytest.raises(EmulationError, match="executed by lanes 0xffffffff that its mask 0x1 does not name"):
+        result(SOME + instruction)
+
+
+def test_a_shuffle_from_a_lane_outside_its_mask_gives_what_nobody_wrote():
+    """Of lanes that have ended, too."""
+    part = SOME + "@!%p1 bra OVER; shfl.sync.bfly.b32 %r10, %r1001, AMOUNT, 31, 0xff; OVER:"
+    ended = SOME + "@!%p1 ret; shfl.sync.bfly.b32 %r10, %r1001, AMOUNT, 31, -1;"
+    for body in (part, ended):
+        np.testing.assert_array_equal(result(body.replace("AMOUNT", "4"))[:8], LANE[:8] ^ 4)
+        np.testing.assert_array_equal(result(body.replace("AMOUNT", "8"))[:8], np.uint32(0xFFFFFFFF))
+        others = [result(body.replace("AMOUNT", "8"), seed=seed)[:8] for seed in (1, 2)]
+        assert len({*others[0].tolist(), *others[1].tolist()}) == 16
+
+
 def test_an_aligned_barrier_under_a_predicate_is_refused():
     with pytest.raises(
         EmulationError, match="barrier is executed under a predicate that only lanes 0xff of 0xffffffff"

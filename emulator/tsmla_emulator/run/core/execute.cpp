@@ -80,13 +80,6 @@ Step rank_of(Context& c) {
   return Step::Next;
 }
 
-Step warp_sync(Context& c) {
-  u32 members = c.warp.read(c.in.a)[c.lane()] & c.warp.live;
-  if ((c.group.mask & members) != members) return c.block(Wait::Converge, nullptr, 0, 0);
-  if (c.cluster.events && members & (members - 1)) c.cluster.events->warp_sync(c.warp.actor);
-  return Step::Next;
-}
-
 }  // namespace
 
 Step execute_complex(Context& c) {
@@ -125,7 +118,7 @@ Step execute_complex(Context& c) {
     case OP_BARRIER_ARRIVE:
       return op_named(c, false);
     case OP_WARP_SYNC:
-      return warp_sync(c);
+      return op_warp_sync(c);
     case OP_CLUSTER_ARRIVE:
       return op_cluster_arrive(c);
     case OP_CLUSTER_WAIT:

@@ -92,6 +92,7 @@ Step op_shuffle(Context&);
 Step op_vote(Context&);
 Step op_elect(Context&);
 Step op_reduce(Context&);
+Step op_warp_sync(Context&);
 Step op_special(Context&);
 Step op_pack(Context&);
 Step op_unpack(Context&);

@@ -12,7 +12,16 @@ u32 member_mask(Context& c, s32 slot, const char* what) {
   u32 members = c.warp.read(slot)[c.lane()];
   if (c.mask & ~members)
     fault("barrier", "%s: executed by lanes 0x%x that its mask 0x%x does not name", what, c.mask, members);
+  if (u32 kept = members & c.group.mask & ~c.mask)
+    fault("barrier", "%s: a predicate keeps lanes 0x%x away, which its mask 0x%x names", what, kept, members);
   return members;
+}
+
+// What a lane gets from one that does not take part, as from a register that nobody has written.
+u32 undefined(const Context& c, u32 lane) {
+  u64 seed = c.cluster.machine.options.seed;
+  if (!seed) return ~0u;
+  return RandomSource{~seed * 1000003 + c.cluster.index * 1024 + c.warp.number + (u64(c.group.pc) << 32 | lane)}.next();
 }
 
 void spread(Context& c, s32 slot, u32 result) {
@@ -56,7 +65,7 @@ Step op_shuffle(Context& c) {
         break;
     }
     if (!inside) from = s32(lane);
-    d[lane] = source[from];
+    d[lane] = c.mask >> from & 1 ? source[from] : undefined(c, lane);
     if (valid) valid[lane] = inside ? ~0u : 0u;
   }
   return Step::Next;
@@ -89,12 +98,9 @@ Step op_vote(Context& c) {
 }
 
 Step op_elect(Context& c) {
-  u32 members = c.in.a == kNone ? c.mask : c.warp.read(c.in.a)[c.lane()];
+  u32 members = member_mask(c, c.in.a, "elect.sync");
   if (!members_here(c, members)) return c.block(Wait::Converge, nullptr, 0, 0);
-  u32 candidates = members & c.mask;
-  if (!candidates) fault("barrier", "elect.sync: no executing lane is in its mask 0x%x", members);
-  u32 leader =
-      c.cluster.machine.options.elect_highest ? 31u - u32(__builtin_clz(candidates)) : u32(__builtin_ctz(candidates));
+  u32 leader = c.cluster.machine.options.elect_highest ? 31u - u32(__builtin_clz(c.mask)) : c.lane();
   if (c.in.d != kNone) spread(c, c.in.d, leader);
   s32 slot = c.cluster.program.list(c.in)[0];
   u32* p = slot == kNone ? nullptr : c.warp.write(slot);
@@ -133,6 +139,16 @@ Step op_reduce(Context& c) {
     }
   }
   spread(c, c.in.d, result);
+  return Step::Next;
+}
+
+// In machine code lanes only meet here: BRA.DIV asks who is here, whoever executes it.
+Step op_warp_sync(Context& c) {
+  bool machine_code = c.cluster.machine.launch.machine_code;
+  u32 members = machine_code ? c.warp.read(c.in.a)[c.lane()] : member_mask(c, c.in.a, "bar.warp.sync");
+  members &= c.warp.live;
+  if ((c.group.mask & members) != members) return c.block(Wait::Converge, nullptr, 0, 0);
+  if (c.cluster.events && members & (members - 1)) c.cluster.events->warp_sync(c.warp.actor);
   return Step::Next;
 }
 
