@@ -181,7 +181,6 @@ Step try_wait(Context& c) {
     c.warp.failed_pc = ~0u;
     return Step::Next;
   }
-  c.cluster.failed_waits++;
   if (c.in.extra & 4) return Step::Next;
   bool again = c.warp.failed_pc == c.group.pc && c.warp.failed_address == failed_address;
   c.warp.failed_pc = c.group.pc, c.warp.failed_address = failed_address;
@@ -215,9 +214,8 @@ u32 live_warps(const Cluster& cluster) {
 
 }  // namespace
 
-Mbarrier& mbarrier_of(Cluster& cluster, u32 address, const char* what, Cta** owner) {
+Mbarrier& mbarrier_of(Cluster& cluster, u32 address, const char* what) {
   Cta& cta = cluster.cta_at(address, what);
-  if (owner) *owner = &cta;
   u32 offset = address & kOffsetMask;
   shared_at(cluster, cta, offset, 8, 8, what);
   s16 index = cta.mbarrier_at[offset / 8];

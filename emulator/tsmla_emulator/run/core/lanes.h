@@ -48,7 +48,7 @@ struct S64 {
   static void set(u32* p, int i, T v) { U64::set(p, i, u64(v)); }
 };
 
-template <class R, class A, class F>
+template <class R, class F>
 inline void loop(u32* d, u32 mask, F f) {
   using T = typename R::T;
   if (mask == ~0u) {
@@ -65,22 +65,22 @@ inline void loop(u32* d, u32 mask, F f) {
 template <class R, class A, class F>
 inline void lanes(const Insn& in, Warp& w, u32 mask, F f) {
   const u32* a = w.read(in.a);
-  loop<R, A>(w.write(in.d), mask, [=](int i) { return f(A::get(a, i)); });
+  loop<R>(w.write(in.d), mask, [=](int i) { return f(A::get(a, i)); });
 }
 template <class R, class A, class B, class F>
 inline void lanes(const Insn& in, Warp& w, u32 mask, F f) {
   const u32 *a = w.read(in.a), *b = w.read(in.b);
-  loop<R, A>(w.write(in.d), mask, [=](int i) { return f(A::get(a, i), B::get(b, i)); });
+  loop<R>(w.write(in.d), mask, [=](int i) { return f(A::get(a, i), B::get(b, i)); });
 }
 template <class R, class A, class B, class C, class F>
 inline void lanes(const Insn& in, Warp& w, u32 mask, F f) {
   const u32 *a = w.read(in.a), *b = w.read(in.b), *c = w.read(in.c);
-  loop<R, A>(w.write(in.d), mask, [=](int i) { return f(A::get(a, i), B::get(b, i), C::get(c, i)); });
+  loop<R>(w.write(in.d), mask, [=](int i) { return f(A::get(a, i), B::get(b, i), C::get(c, i)); });
 }
 template <class R, class A, class B, class C, class D, class F>
 inline void lanes(const Insn& in, Warp& w, u32 mask, F f) {
   const u32 *a = w.read(in.a), *b = w.read(in.b), *c = w.read(in.c), *d = w.read(in.e);
-  loop<R, A>(w.write(in.d), mask, [=](int i) { return f(A::get(a, i), B::get(b, i), C::get(c, i), D::get(d, i)); });
+  loop<R>(w.write(in.d), mask, [=](int i) { return f(A::get(a, i), B::get(b, i), C::get(c, i), D::get(d, i)); });
 }
 
 // Two packed values: the low and the high slot are two plain f32 registers.
@@ -88,13 +88,13 @@ template <class R, class A, class B, class F>
 inline void lanes2(const Insn& in, Warp& w, u32 mask, F f) {
   for (int h = 0; h < 64; h += 32) {
     const u32 *a = w.read(in.a) + h, *b = w.read(in.b) + h;
-    loop<R, A>(w.write(in.d) + h, mask, [=](int i) { return f(A::get(a, i), B::get(b, i)); });
+    loop<R>(w.write(in.d) + h, mask, [=](int i) { return f(A::get(a, i), B::get(b, i)); });
   }
 }
 template <class R, class A, class B, class C, class F>
 inline void lanes2(const Insn& in, Warp& w, u32 mask, F f) {
   for (int h = 0; h < 64; h += 32) {
     const u32 *a = w.read(in.a) + h, *b = w.read(in.b) + h, *c = w.read(in.c) + h;
-    loop<R, A>(w.write(in.d) + h, mask, [=](int i) { return f(A::get(a, i), B::get(b, i), C::get(c, i)); });
+    loop<R>(w.write(in.d) + h, mask, [=](int i) { return f(A::get(a, i), B::get(b, i), C::get(c, i)); });
   }
 }

@@ -317,7 +317,6 @@ struct Cluster {
   u32 barrier_arrived = 0, barrier_generation = 0, barrier_sync = 0;
   std::vector<u8> barrier_arrival;  // per warp: arrived in this generation
   std::vector<Meeting> meetings;    // per pair of CTAs
-  u64 failed_waits = 0;             // mbarrier tries that found the phase open
   u64 progress = 0;                 // bumped whenever a wait may have become satisfied
   Warp* running = nullptr;
   u32 running_pc = 0;
@@ -361,7 +360,6 @@ struct Machine {
   u64 clusters = 0;                         // that run
   mutable std::atomic<u64> next{0};         // the first cluster that has not started
   mutable std::atomic<u64> changes{0};      // of global memory, by stores and atomics
-  u64 executed = 0;
 
   // For a cluster that asks to do the work of another.
   bool take_cluster(Cluster&, u64& taken) const;

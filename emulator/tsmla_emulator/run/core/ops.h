@@ -83,7 +83,7 @@ void mbarrier_arrive(Cluster&, Mbarrier&, s64 count, Warp* by, u32 pc, u32 actor
 void mbarrier_transact(Cluster&, Mbarrier&, s64 bytes, u32 actor);
 void recheck_after_exit(Cluster&, Cta&);
 void mbarrier_fence(Warp&);
-Mbarrier& mbarrier_of(Cluster&, u32 address, const char* what, Cta** owner = nullptr);
+Mbarrier& mbarrier_of(Cluster&, u32 address, const char* what);
 // For an asynchronous operation: the initialisation must have been fenced.
 Mbarrier& mbarrier_of_engine(Cluster&, u32 address, const char* what);
 

@@ -50,9 +50,8 @@ struct Layout {
         return {r, c};
     }
   }
+  // So many columns lie side by side in one lane.
   u32 columns() const { return letter == B || letter == E ? n / 2 : letter == G ? n / 4 : n; }
-  // Columns c .. c + run() lie side by side in one lane.
-  u32 run() const { return columns(); }
 };
 
 Layout layout_of(const Shape& s, u32 group, bool ws) {
@@ -112,7 +111,7 @@ struct Product : AsyncOp {
  private:
   void accumulate_into(Cluster& cluster, Cta& cta, const std::vector<float>& a, const std::vector<float>& b,
                        std::vector<float>& c) {
-    const u32 n = shape.n, column = d_address & 0xffff, run = layout.run();
+    const u32 n = shape.n, column = d_address & 0xffff, run = layout.columns();
     check_columns(cta, column, layout.columns(), "tcgen05.mma");
     TensorMemory& t = *cta.tmem;
     for (u32 r = 0; r < layout.rows && accumulate; r++)

@@ -13,8 +13,6 @@ from ..ptx.model import Entry
 MAX_THREADS = 1024
 MAX_GRID = (2**31 - 1, 65535, 65535)
 PORTABLE_CLUSTER, MAX_CLUSTER = 8, 16
-RESERVED_SHARED = 1024
-"""Bytes of an SM's shared memory that the system keeps for each CTA."""
 DEFAULT_DYNAMIC_SHARED = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may ask for without raising its limit first."""
 

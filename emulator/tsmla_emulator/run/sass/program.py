@@ -20,7 +20,6 @@ from .lower import lower
 from .model import BYTES, Instruction
 
 _WGMMA_OPERAND = 4
-_STRONG = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
