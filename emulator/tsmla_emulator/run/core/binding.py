@@ -237,8 +237,6 @@ def _error(entry: Entry, failure: _Failure, text: str, regions: list[Region]) ->
         where = (
             f"\n  CTA {tuple(failure.cta)} warp {failure.warp}, {place(entry, failure.pc)}: {instruction.text[:160]}"
         )
-    if kind == "not implemented":
-        message = f"not implemented: {message} at line {line}"
     return EmulationError(f"{kind}: {message}\n  kernel {entry.name}{where}", kind, line, source, findings)
 
 

@@ -18,7 +18,7 @@ class NotImplementedInstruction(PtxError):
     """PTX has an instruction, modifier or operand form that the emulator does not know."""
 
     def __init__(self, what: str, line: int):
-        super().__init__(f"not implemented: {what} at line {line}", line)
+        super().__init__(f"not implemented: {what}", line)
 
 
 @dataclass(frozen=True)
