@@ -167,6 +167,15 @@ def test_a_race_names_the_address_and_the_opcode():
     assert caught.value.kind == "race"
 
 
+def test_an_atomic_races_with_what_nothing_orders():
+    behind = EXCHANGE.index("LDS R6, [R5]")
+    atomic, again = "ATOMS.OR R7, [R4], R0", EXCHANGE[behind - 1]
+    assert exchanged([*EXCHANGE[:behind], atomic, again, *EXCHANGE[behind:]]).tolist() == [i ^ 63 for i in range(64)]
+    with pytest.raises(EmulationError, match="ATOMS.OR") as caught:
+        exchanged([*EXCHANGE[:behind], atomic, *EXCHANGE[behind:]])
+    assert caught.value.kind == "race"
+
+
 def test_an_address_outside_of_the_memory_is_an_error():
     memory = np.zeros(32, np.uint32)
     with pytest.raises(EmulationError, match="machine code 0x0030, STG"):
