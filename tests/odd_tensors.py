@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import torch
@@ -42,3 +43,11 @@ OVERLAPPING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "overlapping rows": lambda x: x.as_strided(x.shape, (*(16 for _ in x.shape[:-1]), 1)),
 }
 """What makes an output whose elements share memory from one whose elements do not."""
+
+
+def far_apart(tensor: torch.Tensor, stride: int) -> torch.Tensor:
+    """Place what a tensor's first dimension counts so many elements apart. Only the first of it has memory."""
+    within = sum((extent - 1) * step for extent, step in zip(tensor.shape[1:], tensor.stride()[1:], strict=True)) + 1
+    room = ((len(tensor) - 1) * stride + within) * tensor.element_size()
+    memory = (ctypes.c_ubyte * room).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, (stride, *tensor.stride()[1:]))

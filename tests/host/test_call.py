@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import math
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import tsmla
 from emulated_archs import KERNELS
 from example_variants import DECODE, KEY_MASK, MASKED, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from launches import SMS, processors
+from odd_tensors import far_apart
 from refusing import refusing
 from tsmla.identity.arch import Arch
 from tsmla.identity.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
@@ -285,6 +287,49 @@ def test_wrong_tensors_are_named_first_and_later(variant, packed, how, arch, lau
             with pytest.raises(tsmla.ArgumentError, match=named):
                 function_of(variant)(**paired(wrong))
             assert launches == []
+
+
+RESTRIDED = {
+    "gaps between rows": lambda x: x.new_zeros(*x.shape[:-1], x.shape[-1] + 16)[..., : x.shape[-1]],
+    "gaps between pages": lambda x: torch.cat((x, x), 1)[:, : x.shape[1]] if x.ndim > 1 else x,
+    "the last dimension first": lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1),
+    "the first dimension last": lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0),
+    "one row for all": lambda x: x[:1].expand(x.shape),
+    "far apart": lambda x: far_apart(x, 2**36),
+}
+
+
+@pytest.mark.parametrize("how", RESTRIDED)
+@pytest.mark.parametrize("page_size", [64, 8])
+@pytest.mark.parametrize(
+    "variant, packed, in_two",
+    [*((*form, False) for form in FORMS), (DECODE, False, True), (DECODE, True, True)],
+    ids=str,
+)
+def test_strides_are_judged_alike_first_and_later(variant, packed, in_two, page_size, how, launches, monkeypatch):
+    """Tensors that differ from those of a right call in their strides alone: accepted both times, or refused both times
+    in the same words."""
+    monkeypatch.setitem(SIZES, "page_size", page_size)
+    right = call_of(variant, packed)
+    if in_two:
+        right["kv_cache"], right["kv_cache[1]"] = (x.contiguous() for x in right["kv_cache"].split([512, 64], -1))
+
+    def judged(name: str = "") -> str:
+        changed = {name: RESTRIDED[how](right[name])} if name else {}
+        try:
+            function_of(variant)(**paired({**right, **changed}))
+        except tsmla.ArgumentError as error:
+            return re.sub("0x[0-9a-f]+", "ADDRESS", str(error))
+        launches.clear()  # what failed tests print must have memory
+        return "accepted"
+
+    for name, tensor in right.items():
+        if isinstance(tensor, torch.Tensor):
+            resolve.forget()
+            first = judged(name)
+            resolve.forget()
+            assert judged() == "accepted"
+            assert judged(name) == first, name
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

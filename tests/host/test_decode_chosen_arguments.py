@@ -14,7 +14,7 @@ import pytest
 import torch
 from decode_calls import BATCH, FORMULA, HEADS, PAGE, PAGES, Q_LEN, bf16, inputs, ints
 from launches import SMS, distinct, place_of, processors
-from odd_tensors import FLOATS_ONLY, ODD
+from odd_tensors import FLOATS_ONLY, ODD, far_apart
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError, decode_workspace_size
 from tsmla.identity.arch import Arch
@@ -580,9 +580,21 @@ def test_two_tensors_of_pages_that_no_table_has_are_refused(recorder, page_size)
         tsmla_decode(**dense(kv_cache=in_two(page_size=page_size)))
 
 
-def test_rope_pieces_beyond_32_gib_are_refused(recorder):
-    latent = torch.empty(2, PAGE, 512, dtype=torch.bfloat16, device="meta")
-    rope = torch.empty_strided((2, PAGE, 64), (2**34, 64, 1), dtype=torch.bfloat16, device="meta")
-    given = {n: x.to("meta") if isinstance(x, torch.Tensor) else x for n, x in dense(kv_cache=(latent, rope)).items()}
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "after a right call"])
+@pytest.mark.parametrize("form", [dense, dense_packed, chosen, packed])
+@pytest.mark.parametrize("cache", [in_two, in_three])
+def test_rope_pieces_beyond_32_gib_are_refused(recorder, cache, form, seen):
+    latent, rope, *scales = cache(pages=2)
+    query = distinct(BATCH, Q_LEN, HEADS, 512, dtype=E4M3), bf16(BATCH, Q_LEN, HEADS, 64), torch.ones(3, 2, HEADS)
+    if form in (dense_packed, packed):
+        query = tuple(x.flatten(0, 1) for x in query)
+    more = {"query": query} if scales else {}
+    if scales and form in (dense, dense_packed):  # whose rows are found one by one only in small pages
+        latent, rope, *scales = cache(pages=2, page_size=8)
+    near, far = (far_apart(rope, stride) for stride in (rope.stride(0) + 64, 2**34))
+    for right in (rope, near) if seen else ():
+        tsmla_decode(**form(kv_cache=(latent, right, *scales), **more))
+    recorder.launches.clear()
     with pytest.raises(ArgumentError, match=r"^tsmla_decode: kv_cache\[1\] reaches over "):
-        tsmla_decode(**given)
+        tsmla_decode(**form(kv_cache=(latent, far, *scales), **more))
+    assert recorder.launches == []

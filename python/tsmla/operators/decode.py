@@ -24,7 +24,9 @@ from .workspace import multiprocessors, sized
 from .written import Given, Served
 
 _OPERATOR = DECODE.name
-_kind = examine.kind_of(DECODE)
+_MEASURED = {"kv_cache": "kv_cache", "rope_cache": "kv_cache[1]"}
+"""Caches that must not reach too far where their rows are found one by one, and what callers call them."""
+_kind = examine.kind_of(DECODE, _MEASURED)
 _LARGEST_INT = 2**31 - 1
 _LN_2 = math.log(2.0)
 _MOST_ROWS = 2**31 - 128
@@ -333,8 +335,8 @@ def _served(call: Given, tensors: tuple) -> Served:
         accepted = checks.listed((*small_sizes, *PAGE_SIZES))
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {accepted}")
     if variant.gathers:
-        for name, cache in (("kv_cache", kv_cache), ("kv_cache[1]", call.rope_cache)):
-            if cache is not None:
+        for variable, name in _MEASURED.items():
+            if (cache := getattr(call, variable)) is not None:
                 chosen_keys.check_cache(called.get(name, name), cache)
     check_options(call)
     workers = workspace_bytes = 0

@@ -146,19 +146,20 @@ def _or(counts: Sequence[int]) -> str:
     return " or ".join(map(str, counts))
 
 
-def kind_of(operator: Operator) -> Callable[..., tuple]:
+def kind_of(operator: Operator, measured: Container[str] = ()) -> Callable[..., tuple]:
     """Make the function that returns the key of a call's kind.
 
     It is written from the table (`kind_source`), so that it looks at each tensor as little as it must. Its parameters:
     the tensors in the table's order (None for those left out), the first one's shape, the options, and whatever else is
-    examined.
+    examined. measured: the tensors, by their kernel's names, whose strides themselves are examined, and not only
+    whether they have gaps.
     """
     names: dict[str, Any] = {"overlapping": checks.overlapping, "grad_enabled": torch.is_grad_enabled}
-    exec(compile(kind_source(operator), f"<kinds of {operator.name}>", "exec"), names)
+    exec(compile(kind_source(operator, measured), f"<kinds of {operator.name}>", "exec"), names)
     return names["kind"]
 
 
-def kind_source(operator: Operator) -> str:
+def kind_source(operator: Operator, measured: Container[str] = ()) -> str:
     """Return the Python source of the function that `kind_of` makes.
 
     The key has everything that is examined, except what the kernel refuses itself before it launches, by checks that
@@ -191,7 +192,7 @@ def kind_source(operator: Operator) -> str:
             lines.append(f"{', '.join(sizes)} = {'shape' if argument is first else f'{name}.shape'}")
             facts.append(", ".join(map(str, found)))
             keyed = keyed.difference(found)
-        facts += _facts(argument)
+        facts += _facts(argument, measured)
     facts.append(f"(own := type({first.name}))")
     if others:
         facts.append(f"own is {' is '.join(others)} or ({', '.join(others)})")
@@ -200,7 +201,9 @@ def kind_source(operator: Operator) -> str:
     rarely: list[str] = []
     for argument in optional:
         own = _own_sizes(operator, argument, named) if argument in rare else []
-        looked_at = ", ".join((f"type({argument.name})", f"{argument.name}.is_neg()", *own, *_facts(argument)))
+        looked_at = ", ".join(
+            (f"type({argument.name})", f"{argument.name}.is_neg()", *own, *_facts(argument, measured))
+        )
         (rarely if argument in rare else facts).append(f"{argument.name} is None or ({looked_at})")
     if rare:  # most calls have none of them
         facts.append(f"{' is '.join(x.name for x in rare)} is None or ({', '.join(rarely)},)")
@@ -242,12 +245,12 @@ def _own_sizes(operator: Operator, argument: Argument, keyed: Container[str | in
     ]
 
 
-def _facts(argument: Argument) -> list[str]:
+def _facts(argument: Argument, measured: Container[str]) -> list[str]:
     """Return expressions for what no kernel checks of a tensor."""
     name, found = argument.name, []
     if argument.dtype in ("out_dtype", "int32", "int64") or "dtype" in argument.also_dtypes:
         found.append(f"{name}.dtype")
-    if argument.strides is Strides.PAGES:
+    if argument.name in measured or argument.strides is Strides.PAGES:
         found.append(f"{name}.is_contiguous() or {name}.stride()")
     elif argument.strides is Strides.WHOLE and (len(argument.shape) > 1 or argument.also_dtypes):
         found.append(f"{name}.is_contiguous()")
