@@ -6,6 +6,7 @@ CPU tensors pass for CUDA ones here, and a recorder stands where the compiled ke
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import decode_calls
 import pytest
@@ -141,6 +142,49 @@ def test_the_largest_logits_are_those_of_chosen_keys(recorder, monkeypatch, name
         assert torch.allclose(largest[token].double(), expected, rtol=1e-5), token
     alone, again = tsmla_sparse_prefill(**call, return_max_logits=True)
     assert alone.shape == out.shape and torch.equal(again, largest) and again.dtype is torch.float32
+
+
+LATENT = distinct(4, 61, 512, dtype=E4M3)
+ROPE, SCALES = distinct(4, 61, 64), torch.arange(1.0, 245.0).view(4, 61)
+WHOLE = torch.zeros(4, 61, 656, dtype=torch.uint8)
+WHOLE[..., :512] = LATENT.view(torch.uint8)
+FOUR_SCALES = SCALES[..., None] + torch.arange(4)
+WHOLE[..., 512:528] = FOUR_SCALES.view(torch.uint8)
+WHOLE[..., 528:] = ROPE.view(torch.uint8)
+NUMBERS = torch.cat((LATENT.float(), ROPE.float()), -1)
+IN_THREE = (distinct(TOKENS, HEADS, 512, dtype=E4M3), distinct(TOKENS, HEADS, 64), torch.ones(TOKENS, HEADS))
+SPELLED: dict[str, tuple[Any, Any, torch.Tensor]] = {
+    "pages with a dimension of 1": (distinct(TOKENS, HEADS, 576), distinct(4, 1, 61, 576), distinct(4, 61, 576)),
+    "pages of one key with a dimension of 1": (
+        distinct(TOKENS, HEADS, 576), distinct(244, 1, 1, 576), distinct(244, 576)
+    ),
+    "two tensors with a dimension of 1": (
+        distinct(TOKENS, HEADS, 576),
+        (distinct(4, 61, 512)[:, None], ROPE),
+        torch.cat((distinct(4, 61, 512), ROPE), -1),
+    ),
+    "rows of 656 bytes": (
+        distinct(TOKENS, HEADS, 576),
+        WHOLE,
+        NUMBERS * torch.cat((FOUR_SCALES.repeat_interleave(128, -1), torch.ones(4, 61, 64)), -1),
+    ),
+    "three tensors": (IN_THREE, (LATENT, ROPE, SCALES), NUMBERS * SCALES[..., None]),
+    "three tensors of bytes": (IN_THREE, (LATENT.view(torch.uint8), ROPE, SCALES), NUMBERS * SCALES[..., None]),
+    "three tensors of bytes with a dimension of 1": (
+        IN_THREE, (LATENT.view(torch.uint8)[:, None], ROPE, SCALES), NUMBERS * SCALES[..., None]
+    ),
+}  # fmt: skip
+"""Queries, caches as callers may give them, and the numbers of their keys."""
+
+
+@pytest.mark.parametrize("case", SPELLED.values(), ids=SPELLED)
+def test_the_largest_logits_are_those_of_any_cache_that_decodes_take(recorder, case):
+    query, kv, numbers = case
+    lists = torch.randint(0, 244, LISTS.shape, generator=torch.Generator().manual_seed(1)).int()
+    _, largest = tsmla_sparse_prefill(**inputs(query=query, kv=kv, indices=lists), return_max_logits=True)
+    tokens = torch.cat([x.double() for x in query[:2]], -1) if type(query) is tuple else query.double()
+    keys = numbers.double().view(244, 576)[lists.long()]
+    assert torch.allclose(largest.double(), (tokens @ keys.mT * 0.125).amax(-1), rtol=1e-5)
 
 
 def test_the_memory_of_the_largest_logits_counts_queries(recorder, monkeypatch):

@@ -25,9 +25,11 @@ def max_logits(
     """Return the maximum over the chosen keys of softmax_scale * q k^T, [tokens, heads] float32; -inf for tokens
     without a key. Products and sums are in float32.
 
-    `kv` is a paged cache, and all arguments have been checked by the call that they were of. Beside the result, up to
-    four times 128 MiB are allocated, or what one token takes if that is more, and nothing waits for the GPU.
+    `kv` is a paged cache as `tsmla_decode` takes it, and all arguments have been checked by the call that they were of.
+    Beside the result, up to four times 128 MiB are allocated, or what one token takes if that is more, and nothing
+    waits for the GPU.
     """
+    kv = (_plain(kv[0]), *kv[1:]) if isinstance(kv, tuple) else _plain(kv)
     first = kv[0] if isinstance(kv, tuple) else kv
     slots, page_size = first.shape[0] * first.shape[1], first.shape[1]
     tokens, top_k = indices.shape
@@ -49,6 +51,11 @@ def max_logits(
         scores.masked_fill_(~there[:, None], -torch.inf)
         found[chunk] = scores.amax(-1)
     return found
+
+
+def _plain(cache: torch.Tensor) -> torch.Tensor:
+    """View a cache as [pages, page_size, columns], and bytes as e4m3."""
+    return decode_rows.typed(cache.squeeze(1) if cache.ndim == 4 else cache)
 
 
 def _token_bytes(top_k: int, heads: int) -> int:
