@@ -187,6 +187,20 @@ def test_the_largest_logits_are_those_of_any_cache_that_decodes_take(recorder, c
     assert torch.allclose(largest.double(), (tokens @ keys.mT * 0.125).amax(-1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+def test_the_largest_logits_are_float32_s_under_autocast(recorder, traced):
+    call = inputs(query=torch.randn(TOKENS, HEADS, 576).bfloat16(), kv=torch.randn(KEYS, 576).bfloat16())
+    _, expected = tsmla_sparse_prefill(**call, return_max_logits=True)
+    torch._dynamo.reset()
+    function = (
+        torch.compile(tsmla_sparse_prefill, fullgraph=True, backend="aot_eager") if traced else tsmla_sparse_prefill
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        _, largest = function(**call, return_max_logits=True)
+    torch._dynamo.reset()
+    assert torch.equal(largest, expected)
+
+
 def test_the_memory_of_the_largest_logits_counts_queries(recorder, monkeypatch):
     """Lists of one key would let as many tokens be computed together as their queries take hundreds of times more."""
     together, room = [], 2 * HEADS * 576 * 4

@@ -47,7 +47,8 @@ def max_logits(
             there &= places < topk_length[chunk, None]
         slot = torch.where(there, listed, 0)
         keys = _key_numbers(kv, slot // page_size, slot % page_size)
-        scores = _query_numbers(query, chunk) @ keys.transpose(1, 2) * softmax_scale
+        with torch.autocast(keys.device.type, enabled=False):  # which would multiply in 16 bits
+            scores = _query_numbers(query, chunk) @ keys.transpose(1, 2) * softmax_scale
         scores.masked_fill_(~there[:, None], -torch.inf)
         found[chunk] = scores.amax(-1)
     return found
