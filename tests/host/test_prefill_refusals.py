@@ -151,6 +151,23 @@ WRONG = {
         {"key_mask": torch.zeros(TOKENS_Q, 1, dtype=torch.int32), "max_seq_len": 33},
         r"key_mask has shape \[5, 1\] and max_seq_len is 33; each query must have at least 2 words, one for 32 keys",
     ),
+    "mask of too few words for a length of NumPy's": (
+        {"key_mask": torch.zeros(TOKENS_Q, 1, dtype=torch.int32), "max_seq_len": np.int64(33)},
+        r"key_mask has shape \[5, 1\] and max_seq_len is 33; each query must have at least 2 words, one for 32 keys",
+    ),
+    **{
+        f"the length beside a mask is {what}": (
+            {"key_mask": torch.zeros(TOKENS_Q, 1, dtype=torch.int32), "max_seq_len": length},
+            f"max_seq_len is {said}",
+        )
+        for what, length, said in (
+            ("a tensor", torch.tensor(33), r"a Tensor; it must be a Python integer \(reading a tensor here would wait"),
+            ("a float", 33.0, "a float; it must be a Python integer"),
+            ("in words", "33", "a str; it must be a Python integer"),
+            ("negative", -1, "-1; it must be from 0 to 2147483647"),
+            ("none", None, "a NoneType; it must be a Python integer"),
+        )
+    },
     "mask elsewhere": (
         {"key_mask": torch.zeros(TOKENS_Q, 1, dtype=torch.int32, device="meta")},
         "key_mask is on meta but query is on cpu; all tensors must share a device",

@@ -23,6 +23,7 @@ _OPERATOR = PREFILL.name
 _kind = examine.kind_of(PREFILL)
 _LOG2_E = math.log2(math.e)
 _LOWEST_FLOAT32 = -LARGEST_FLOAT32
+_LARGEST_INT = 2**31 - 1
 _WITH_ROPE = {d_nope: d_qk for d_qk, d_nope in NOPE_DIMS.items() if d_qk > d_nope}
 """Columns of the first piece of a query or key -> columns of both pieces."""
 _MOST_SEQUENCES = 2**31 - 2
@@ -77,8 +78,8 @@ def tsmla_prefill(
             cum_seq_lens[b + 1] - 1. Trailing entries may repeat the total (padded batches). Whatever it holds, nothing
             outside of the tensors is touched: entries below 0 count as 0, those beyond tokens_kv as tokens_kv, and a
             sequence that would end before it starts has no keys.
-        max_seq_len: the most keys of a sequence. Only key_mask is compared with it; the kernel finds the lengths
-            itself.
+        max_seq_len: the most keys of a sequence. Only key_mask is compared with it (not where torch compiles the call);
+            the kernel finds the lengths itself.
         max_seq_len_q: not read.
         batch_size: the number of sequences; times heads_q at most 2^31 - 2^26.
         softmax_scale: factor of the scores, such as d_qk ** -0.5 times a model's own factors.
@@ -285,9 +286,11 @@ def _examined(tensors: tuple, options: tuple, batch_size: int) -> Served:
     )
 
 
-def _check_words(key_mask: Any, max_seq_len: Any) -> None:
+def _check_words(key_mask: Any, max_seq_len: int) -> None:
     """Refuse a mask that has too few words for the longest sequence; all else about it is examined later."""
-    known = isinstance(key_mask, torch.Tensor) and key_mask.ndim == 2 and isinstance(max_seq_len, int)
+    if type(max_seq_len) is not int or max_seq_len < 0:
+        max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 0, _LARGEST_INT)
+    known = isinstance(key_mask, torch.Tensor) and key_mask.ndim == 2
     if known and max_seq_len > MASK_BITS * key_mask.shape[1]:
         raise ArgumentError(
             f"{_OPERATOR}: key_mask has shape {list(key_mask.shape)} and max_seq_len is {max_seq_len}; each query must "
