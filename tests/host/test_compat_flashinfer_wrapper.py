@@ -303,6 +303,36 @@ def test_graphs_keep_tables_and_lengths_where_they_are(recorder):
         planned.plan(**plan_inputs((1, 1, 1)))
 
 
+WRONG_PLANS = {
+    "lse_mode": {"lse_mode": "natural"},
+    "sm_scale": {"sm_scale": "0.125"},
+    "use_sinks": {"use_sinks": 2},
+    "enable_pdl": {"enable_pdl": 2},
+    "causal": {"causal": 2},
+    "output_dtype": {"output_dtype": torch.float32},
+    "too many pages": plan_inputs(keys=(161, 1, 1)),
+    "other query tokens": plan_inputs((1, 1, 1)),
+    "ends that fall": {"qo_indptr": ints(0, 4, 2, 6)},
+}
+
+
+@pytest.mark.parametrize("q_lens", [(2, 2, 2), (1, 3, 2)])
+@pytest.mark.parametrize("changes", WRONG_PLANS.values(), ids=WRONG_PLANS)
+def test_a_plan_that_is_refused_leaves_the_one_before_it(recorder, changes, q_lens):
+    planned = wrapper(use_cuda_graph=True, kv_indices=torch.zeros(30, dtype=torch.int32))
+    first = plan_inputs(q_lens)
+    planned.plan(**first)
+    other = {**plan_inputs((3, 2, 1) if q_lens == (1, 3, 2) else q_lens, (7, 33, 2)), **changes}
+    with pytest.raises(ArgumentError):
+        planned.plan(**other)
+    _, launch, _ = launched(recorder, lambda: planned.run(**run_inputs()))
+    assert launch["seq_lens"].tolist() == first["kv_len_arr"].tolist()
+    for row, pages in zip(launch["block_tables"].tolist(), tables(first), strict=True):
+        assert row[: len(pages)] == pages
+    if q_lens == (1, 3, 2):
+        assert torch.equal(launch["cum_seq_lens_q"], ends(q_lens))
+
+
 def test_graphs_deal_out_query_tokens_anew(recorder):
     """They are as many in all as in the first plan, and up to all of them in one request."""
     planned = wrapper(use_cuda_graph=True, kv_indices=torch.zeros(30, dtype=torch.int32))

@@ -165,9 +165,8 @@ class BatchMLAPagedAttentionWrapper:
         if page not in (sizes := (*SMALL_PAGE_SIZES, *PAGE_SIZES)):
             raise UnsupportedError(f"{_PLAN}: page_size is {page}; kernels exist for {checks.listed(sizes)}")
         is_causal = checks.flag(_PLAN, "causal", given["causal"])
-        pages = self._pages(metadata, flat, page)
-        self._planned = _Planned(
-            self._kept(pages, page),
+        planned = _Planned(
+            self._pages(metadata, flat, page),
             heads,
             given["head_dim_kpe"],
             page,
@@ -178,6 +177,8 @@ class BatchMLAPagedAttentionWrapper:
             checks.flag(_PLAN, "use_sinks", use_sinks),
             enable_pdl is not None and checks.flag(_PLAN, "enable_pdl", enable_pdl),
         )
+        # Last, since it may overwrite the plan before this one: a plan that is refused changes nothing.
+        self._planned = planned._replace(pages=self._kept(planned.pages, page))
 
     def _pages(self, metadata: Any, flat: dict[str, Any], page_size: int) -> Pages:
         if metadata is not None:
