@@ -16,6 +16,7 @@ from decode_calls import BATCH, FORMULA, HEADS, PAGE, PAGES, Q_LEN, bf16, inputs
 from launches import SMS, distinct, place_of, processors
 from odd_tensors import FLOATS_ONLY, ODD, far_apart
 from refusing import Recorder
+from torch._subclasses.fake_tensor import FakeTensorMode
 from tsmla import ArgumentError, UnsupportedError, decode_workspace_size
 from tsmla.identity.arch import Arch
 from tsmla.identity.plan import plan_decode
@@ -151,6 +152,29 @@ def test_lengths_made_in_a_capture_are_not_kept(recorder, monkeypatch):
     monkeypatch.setattr(chosen_keys, "is_capturing", lambda: True)
     tsmla_decode(**chosen())
     assert launch_of(recorder, "seq_lens").tolist() == [LARGEST_INT] * TOKENS and not chosen_keys._every_key
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["fake tensors", "real tensors"])
+def test_lengths_without_memory_are_not_kept(recorder, real):
+    """A dry run under FakeTensorMode leaves later calls what they need."""
+    mode, call = FakeTensorMode(allow_non_fake_inputs=real), chosen()
+    tried = {n: mode.from_tensor(x) if isinstance(x, torch.Tensor) and not real else x for n, x in call.items()}
+    with (
+        mode,
+        pytest.raises(ArgumentError, match="^tsmla_decode: (query|indices) is a FakeTensor without memory"),
+    ):
+        tsmla_decode(**tried)
+    assert not chosen_keys._every_key and not recorder.launches
+    tsmla_decode(**call)
+    assert launch_of(recorder, "seq_lens").tolist() == [LARGEST_INT] * TOKENS
+
+
+def test_lengths_are_made_where_lists_are(recorder):
+    """Whatever device torch makes tensors on where none is named."""
+    call = chosen()
+    with torch.device("meta"):
+        tsmla_decode(**call)
+    assert launch_of(recorder, "seq_lens").tolist() == [LARGEST_INT] * TOKENS
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 69, 1000])

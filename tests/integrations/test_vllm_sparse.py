@@ -201,6 +201,14 @@ def test_keys_are_read_where_tokens_are_many_enough_and_memory_is():
     assert read(0) == 0
 
 
+def test_rows_of_prompts_are_told_on_the_host_whatever_device_is_torch_s_default():
+    given = {"num_decodes": 1, "num_prefills": 2, "num_decode_tokens": 1, "num_actual_tokens": 9, "block_size": 4}
+    lengths, table = torch.tensor([7, 9, 4]), torch.zeros(1, dtype=torch.int32)
+    with torch.device("meta"):
+        found = prompts.of(types.SimpleNamespace(**given, lengths=lengths, block_table=table))
+    assert found.pages[1:].tolist() == [[0, 1, 2], [3, 4, 5]] and found.starts.tolist() == [0, 12, 16]
+
+
 @pytest.mark.parametrize("given", [{"heads": 16}, {"cache": "auto"}, {"ranks": 2}, {"invariant": True}], ids=str)
 def test_prompts_are_decoded_as_they_are_stored(make_sparse, config, monkeypatch, given):
     """Where few heads have a faster kernel, rows are bf16, others have some of the keys, or bits must not depend on the

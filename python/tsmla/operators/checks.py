@@ -103,7 +103,7 @@ def stored(operator: str, name: str, tensor: torch.Tensor, wanted: str = "a tens
         refuse("is a view that torch negates when it is read", f"that memory holds (pass {name}.resolve_neg())")
     if tensor.is_conj():
         refuse("is a view that torch conjugates when it is read", f"that memory holds (pass {name}.resolve_conj())")
-    if not tensor.is_meta and not _has_memory(tensor):
+    if not tensor.is_meta and not has_memory(tensor):
         refuse(f"is a {type(tensor).__name__} without memory", "that torch neither traces, nor transforms, nor freed")
     no_gradient(operator, name, tensor, wanted)
     return tensor.device
@@ -118,7 +118,7 @@ def no_gradient(operator: str, name: str, tensor: torch.Tensor, wanted: str = "a
         )
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
+def has_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor has an address. Fake ones, wrappers of torch.func, wrapping subclasses and those whose storage
     was freed have none."""
     try:

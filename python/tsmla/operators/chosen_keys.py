@@ -64,7 +64,7 @@ def as_requests(query: Any, indices: Any, topk_length: Any, out: Any, lse: Any, 
         return Requests(
             tuple(_one_token(x, shape) for x in query) if type(query) is tuple else _one_token(query, shape),
             indices if len(shape) == 1 else indices.reshape(tokens, top_k),
-            _lengths(topk_length, shape, tokens, indices.device),
+            _lengths(topk_length, shape, tokens, indices),
             max(1, top_k),
             _result(out, "out", shape),
             _result(lse, "lse", shape),
@@ -108,9 +108,9 @@ def _one_token(piece: Any, shape: torch.Size) -> Any:
     return piece.unsqueeze(1) if len(shape) == 1 else piece
 
 
-def _lengths(given: Any, shape: torch.Size, tokens: int, device: torch.device) -> torch.Tensor:
+def _lengths(given: Any, shape: torch.Size, tokens: int, indices: torch.Tensor) -> torch.Tensor:
     if given is None:
-        return _all(tokens, device)
+        return _all(tokens, indices)
     if given.shape == shape:
         return given.contiguous().view(tokens) if len(shape) == 2 else given
     if len(shape) == 2 and given.shape == shape[:1]:
@@ -120,15 +120,19 @@ def _lengths(given: Any, shape: torch.Size, tokens: int, device: torch.device) -
     raise ArgumentError(f"{_OPERATOR}: topk_length has shape {list(given.shape)}; it must be {wanted}")
 
 
-def _all(tokens: int, device: torch.device) -> torch.Tensor:
-    """Return lengths beyond any list's. They are kept for good, so that calls launch nothing more and graphs may refer
-    to them; what is made while a CUDA graph is captured belongs to the graph, and is not."""
+def _all(tokens: int, indices: torch.Tensor) -> torch.Tensor:
+    """Return lengths beyond any list's, on the lists' GPU. They are kept for good, so that calls launch nothing more
+    and graphs may refer to them; what is made while a CUDA graph is captured belongs to the graph, and is not."""
+    device = indices.device
     kept = _every_key.get((device, size := max(_LEAST_KEPT, 1 << (max(tokens, 1) - 1).bit_length())))
     if kept is None:
         if is_capturing():
             return torch.full((tokens,), _LARGEST_INT, dtype=torch.int32, device=device)
+        checks.stored(_OPERATOR, "indices", indices)
         # A copy from the CPU is waited for: later calls may be on other streams.
-        kept = _every_key[device, size] = torch.full((size,), _LARGEST_INT, dtype=torch.int32).to(device)
+        kept = torch.full((size,), _LARGEST_INT, dtype=torch.int32, device="cpu").to(device)
+        if checks.has_memory(kept):  # what a FakeTensorMode makes is of no use to later calls
+            _every_key[device, size] = kept
     return kept[:tokens]
 
 

@@ -71,8 +71,8 @@ def of(metadata: Any) -> Prompts | None:
     tokens = metadata.num_actual_tokens - metadata.num_decode_tokens
     if rows > KEYS_OF_A_TOKEN * tokens or rows * _COLUMNS * _BF16_BYTES > MOST_BYTES:
         return None
-    numbers = torch.zeros(first + count, int(pages.max()), dtype=torch.int32)
-    numbers[first:] = (ends - pages)[:, None] + torch.arange(numbers.shape[1])
+    numbers = torch.zeros(first + count, int(pages.max()), dtype=torch.int32, device=pages.device)
+    numbers[first:] = (ends - pages)[:, None] + torch.arange(numbers.shape[1], device=pages.device)
     starts = torch.cat((ends.new_zeros(1), ends)) * metadata.block_size
     device = metadata.block_table.device
     return Prompts(slice(first, first + count), starts.int().to(device), numbers.to(device), rows)
