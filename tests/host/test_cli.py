@@ -172,6 +172,21 @@ def test_warmup_of_the_installed_kernels(shipped: Path, capsys) -> None:
     assert capsys.readouterr().out == f"{PACK}: shipped\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        (["--arch", "sm_100a"], "library for sm_100a"),
+        (["--arch", "sm_90a", "--family", "decode"], "decode library for sm_90a"),
+        (["--arch", "sm_90a", "--family", "decode", "prefill"], "decode or prefill library for sm_90a"),
+    ],
+)
+def test_warmup_of_what_no_library_has(shipped: Path, capsys, arguments: list[str], missing: str) -> None:
+    assert cli.main(["warmup", *arguments]) == 1
+    said = capsys.readouterr()
+    held = next(shipped.glob("*.so")).name
+    assert said.out == "" and said.err == f"tsmla: warmup: {shipped} has no {missing}; it holds: {held}\n"
+
+
 @pytest.mark.parametrize("words", ["", ",pdl=true", ",pdl=false"])
 def test_warmup_of_a_variant_in_words(shipped: Path, capsys, words: str) -> None:
     assert cli.main(["warmup", "--variant", WORDS + words]) == 0

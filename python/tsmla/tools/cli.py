@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import ArgumentError, TsmlaError
+from ..errors import ArgumentError, LibraryError, TsmlaError
 from ..identity.arch import Arch
 from ..identity.variant import FAMILIES, Variant
 from ..loading import gpu, image, loader, manifest, settings, toolchain
@@ -240,6 +240,11 @@ def _warmup(options: argparse.Namespace) -> int:
         if options.arch is None:
             raise ArgumentError(f"warmup: {gpu.current_arch()[1]}; name --arch ({', '.join(Arch)}) or --variant")
         variants = [kernel.variant for kernel in _installed(options)]
+        if not variants:
+            directory = toolchain.shipped_libraries()
+            held = ", ".join(library.file for library in manifest.read_directory(directory).libraries) or "nothing"
+            families = f"{' or '.join(options.family)} " if options.family else ""
+            raise LibraryError(f"warmup: {directory} has no {families}library for {options.arch}; it holds: {held}")
     for variant, step in warmup(variants).items():
         print(f"{variant.symbol()}: {step}")
     return 0
