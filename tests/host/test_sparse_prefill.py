@@ -5,6 +5,7 @@ CPU tensors pass for CUDA ones here, and a recorder stands where the compiled ke
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -215,10 +216,19 @@ def test_the_memory_of_the_largest_logits_counts_queries(recorder, monkeypatch):
     assert len(together) > 1 and max(together) <= room
 
 
-def test_what_is_enough_for_any_number_of_tokens():
-    for tokens in (1, 7, 132, 4096, 100_000):
-        for heads in (1, 16, 64, 128, 200):
-            assert workspace_size(tokens, heads, 2**20) <= SMS * heads * 8 * 513 * 4
+@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("processors", [1, 2, 7, 16, 78, 114, 132, 148, 204])
+def test_what_is_enough_for_any_number_of_tokens(monkeypatch, arch, processors):
+    """No list, however long, and no number of tokens needs more; up to 8 rows a head and 128 an SM of an H200."""
+    monkeypatch.setattr(workspace, "multiprocessors", lambda device: processors)
+    options = list(itertools.product((None, 1, 65, 2048), (False, True), (False, True)))
+    for heads in (*range(1, 20), 24, 48, *range(60, 70), 96, *range(120, 132), 200, 256, 512, 513, 1024, 5000):
+        room = workspace.enough(torch.device("cuda"), heads)
+        assert room == processors * min(8 * heads, 128) * 513 * 4
+        for tokens in {1, 2, 7, processors // 2 + 1, processors, 2 * processors + 1, 100_000}:
+            for top_k, invariant, wide in options:
+                plan = workspace.plan_decode(arch, processors, tokens, 1, heads, top_k, False, invariant, wide)
+                assert plan.workspace_bytes <= room, (heads, tokens, top_k, invariant, wide)
 
 
 WRONG = {
@@ -276,6 +286,21 @@ def test_a_traced_call_is_a_decode_of_any_number_of_tokens(recorder):
         assert traced(**call).shape == (tokens, HEADS, 512)
         assert recorder.launches[-1][place_of("query", "decode")].shape[0] == tokens
     assert counter.frame_count == 2
+    torch._dynamo.reset()
+
+
+def test_a_traced_call_allocates_no_more_than_the_largest_of_eager_calls(recorder):
+    """Whatever the number of heads, which may be a symbol: no graph is made for each."""
+    counter = CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    traced = torch.compile(tsmla_sparse_prefill, fullgraph=True, backend=counter, dynamic=True)
+    frames = set()
+    for heads in (128, 64, 16, 5, 200):
+        traced(**inputs(query=distinct(TOKENS, heads, 576)))
+        room = recorder.launches[-1][place_of("workspace", "decode")].numel()
+        assert workspace_size(100_000, heads, TOP_K) <= room == workspace.enough(torch.device("cuda"), heads) <= 35e6
+        frames.add(counter.frame_count)
+    assert len(frames) == 1
     torch._dynamo.reset()
 
 

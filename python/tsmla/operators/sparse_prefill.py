@@ -73,7 +73,8 @@ def tsmla_sparse_prefill(
         batch_invariant: a token's results have the same bits whatever other tokens are in the call.
         enable_pdl: launch with programmatic dependent launch.
         workspace_buffer: scratch memory of `decode_workspace_size(tokens, 1, heads, top_k)` bytes. When None, it is
-            allocated, from torch's allocator: up to 35 MB on an H200 for many tokens of 64 heads or more.
+            allocated, from torch's allocator: up to 35 MB on an H200 for many tokens of 64 heads or more, and where
+            torch compiles the call, for any tokens of 16 heads or more.
 
     Returns:
         out, or a tuple: out; lse, if asked for, [tokens, heads] float32, **natural log** (log2 with lse_base=2); the

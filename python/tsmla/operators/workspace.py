@@ -13,6 +13,10 @@ from . import checks
 _LARGEST_INT = 2**31 - 1
 _MOST_ROWS_A_HEAD = 8
 """Rows of partial results that an SM keeps for each head at most, of requests of up to so many query tokens."""
+_MOST_ROWS = 128
+"""Rows of partial results that an SM keeps at most, whatever the number of heads, of requests of one query token: two
+row tiles, of 64 rows or of 128 rows that two SMs share. The first one of a GPU has none, which leaves room for
+records."""
 _DEVICES = "a CUDA device, such as 0, 'cuda' or 'cuda:1'"
 
 
@@ -58,8 +62,9 @@ def scratch(query: torch.Tensor, batch: int, q_len: int, heads: int, longest: in
 
 
 def enough(device: torch.device, heads: int) -> int:
-    """Return bytes that are enough for any number of requests of one query token each."""
-    return multiprocessors(device) * heads * _MOST_ROWS_A_HEAD * 513 * 4
+    """Return bytes that are enough for any number of requests of one query token each. heads may be a symbol, which is
+    not compared."""
+    return multiprocessors(device) * torch.sym_min(heads * _MOST_ROWS_A_HEAD, _MOST_ROWS) * 513 * 4
 
 
 def sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:
