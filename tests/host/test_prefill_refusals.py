@@ -172,6 +172,13 @@ WRONG = {
         {"key_mask": torch.zeros(TOKENS_Q, 1, dtype=torch.int32, device="meta")},
         "key_mask is on meta but query is on cpu; all tensors must share a device",
     ),
+    **{
+        f"mask nested as {layout}": (
+            {"key_mask": torch.nested.as_nested_tensor([torch.zeros(4), torch.zeros(3)], layout=layout)},
+            "key_mask is a nested tensor; it must be a tensor on cpu of one shape",
+        )
+        for layout in (torch.strided, torch.jagged)
+    },
     "mask no tensor": ({"key_mask": [1]}, "key_mask is a list; it must be a tensor on cpu"),
     "sinks in the LSE in words": ({"lse_includes_sink": "yes"}, "lse_includes_sink is 'yes'; it must be True or False"),
     "a base of LSEs that there is not": ({"lse_base": 10}, "lse_base is 10; accepted: 2 and math.e"),
@@ -241,14 +248,33 @@ def test_what_no_kernel_exists_for(recorder, change, message):
         prefill.tsmla_prefill(**inputs(**change))
 
 
-TENSORS = ("query", "key", "value", "cum_seq_lens", "cum_seq_lens_q", "out")
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
+@pytest.mark.parametrize("batch_size", [10**9, 2**31 - 2])
+def test_lengths_are_compared_before_room_is_made_for_so_many(recorder, batch_size, seen):
+    """The lists that a mask is made into would take 40 GB and more."""
+    call = inputs(key_mask=torch.zeros(TOKENS_Q, 4, dtype=torch.int32))
+    if seen:
+        prefill.tsmla_prefill(**call)
+        recorder.launches.clear()
+    message = rf"cum_seq_lens(_q)? has shape \[3\]; it must be \[{batch_size + 1}\], which is \[batch_size \+ 1\]"
+    with pytest.raises(ArgumentError, match=f"^tsmla_prefill: {message}"):
+        prefill.tsmla_prefill(**{**call, "batch_size": batch_size})
+    assert recorder.launches == []
+
+
+TENSORS = ("query", "key", "value", "cum_seq_lens", "cum_seq_lens_q", "out", "lse", "sinks", "key_mask")
 
 
 @pytest.mark.parametrize("name", TENSORS)
 @pytest.mark.parametrize("case", ODD)
 def test_tensors_that_are_not_what_memory_holds_are_named(recorder, case, name):
     make, message = ODD[case]
-    given = inputs(out=bf16(TOKENS_Q, HEADS, D_V))
+    given = inputs(
+        out=bf16(TOKENS_Q, HEADS, D_V),
+        lse=torch.zeros(TOKENS_Q, HEADS),
+        sinks=torch.zeros(HEADS),
+        key_mask=torch.zeros(TOKENS_Q, 1, dtype=torch.int32),
+    )
     with pytest.raises(ArgumentError, match=f"^tsmla_prefill: {name} {message.format(name=name)}"):
         prefill.tsmla_prefill(**{**given, name: make(given[name])})
     assert recorder.launches == []

@@ -14,6 +14,7 @@ import pytest
 import torch
 from decode_calls import FORMULA, HEADS, ints
 from launches import SMS, alike, distinct, launched, place_of, processors
+from odd_tensors import ODD
 from refusing import Recorder
 from torch._dynamo.testing import CompileCounterWithBackend
 from tsmla import ArgumentError, UnsupportedError, tsmla_decode, tsmla_sparse_prefill
@@ -252,6 +253,13 @@ WRONG = {
     "lists of other tokens": ({"indices": LISTS[:2]}, r"indices has shape \[2, 70\]; it must be \[5, top_k\]"),
     "a dimension of heads": ({"indices": LISTS[:, None]}, r"indices has shape \[5, 1, 70\]; it must be \[5, top_k\]"),
     "64-bit lists": ({"indices": LISTS.long()}, "indices is torch.int64; accepted: torch.int32"),
+    **{
+        f"lists nested as {layout}": (
+            {"indices": torch.nested.as_nested_tensor([torch.zeros(4), torch.zeros(3)], layout=layout)},
+            "indices is a nested tensor; it must be a tensor",
+        )
+        for layout in (torch.strided, torch.jagged)
+    },
     "no lists": ({"indices": 7}, "indices is a int; it must be a tensor"),
     "lengths": ({"topk_length": ints(1)}, r"topk_length has shape \[1\]; it must be \[5\]"),
     "sinks": ({"sinks": torch.zeros(HEADS + 1)}, r"sinks has shape \[5\]"),
@@ -269,6 +277,19 @@ def test_wrong_arguments_are_named(recorder, case):
     with pytest.raises(ArgumentError, match=f"^tsmla_sparse_prefill: {text}"):
         tsmla_sparse_prefill(**inputs(**changes))
     assert not recorder.launches
+
+
+@pytest.mark.parametrize("name", ["query", "kv", "indices", "topk_length", "sinks", "out", "lse"])
+@pytest.mark.parametrize("case", ODD)
+def test_tensors_that_are_not_what_memory_holds_are_named(recorder, case, name):
+    make, message = ODD[case]
+    given = inputs(
+        topk_length=ints(1, 2, 3, 4, 5), sinks=torch.zeros(HEADS), out=distinct(TOKENS, HEADS, 512),
+        lse=torch.zeros(TOKENS, HEADS),
+    )  # fmt: skip
+    with pytest.raises(ArgumentError, match=f"^tsmla_sparse_prefill: {name} {message.format(name=name)}"):
+        tsmla_sparse_prefill(**{**given, name: make(given[name])})
+    assert recorder.launches == []
 
 
 def test_a_query_on_the_cpu_is_refused():

@@ -171,7 +171,6 @@ def tsmla_prefill(
                 _refuse_merging(lse_base)
     if key_mask is not None:
         _check_words(key_mask, max_seq_len)
-        visits = _lists(key_mask, batch_size)  # noqa: F841, written.tensors() reads it
     tensors, options = written.tensors(), written.options(merges)
     try:
         shape = query.shape  # type: ignore[union-attr]
@@ -183,6 +182,8 @@ def tsmla_prefill(
         if lse is None and (return_lse or key_mask is not None):  # kernels with a mask always write one
             lse = served.new_lse.new_empty(tokens, heads)
         if tokens and 0 < batch_size * heads <= _MOST_PIECES:
+            if key_mask is not None:  # by now batch_size is that of cum_seq_lens
+                visits = _lists(key_mask, batch_size)  # noqa: F841, written.arguments() reads it
             served.kernel(*written.arguments(served))
         else:  # nothing is launched, so no kernel checks what the kind leaves to it
             _examined(tensors, options, batch_size)
@@ -290,7 +291,7 @@ def _check_words(key_mask: Any, max_seq_len: int) -> None:
     """Refuse a mask that has too few words for the longest sequence; all else about it is examined later."""
     if type(max_seq_len) is not int or max_seq_len < 0:
         max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 0, _LARGEST_INT)
-    known = isinstance(key_mask, torch.Tensor) and key_mask.ndim == 2
+    known = isinstance(key_mask, torch.Tensor) and not key_mask.is_nested and key_mask.ndim == 2
     if known and max_seq_len > MASK_BITS * key_mask.shape[1]:
         raise ArgumentError(
             f"{_OPERATOR}: key_mask has shape {list(key_mask.shape)} and max_seq_len is {max_seq_len}; each query must "
@@ -298,12 +299,10 @@ def _check_words(key_mask: Any, max_seq_len: int) -> None:
         )
 
 
-def _lists(key_mask: Any, batch_size: Any) -> torch.Tensor | None:
-    """Return room for the lists of KV tiles that query tiles visit. A mask that is none is refused later."""
-    if not isinstance(key_mask, torch.Tensor) or key_mask.ndim != 2 or not isinstance(batch_size, int):
-        return None
+def _lists(key_mask: torch.Tensor, batch_size: int) -> torch.Tensor:
+    """Return room for the lists of KV tiles that query tiles visit."""
     tokens, words = key_mask.shape
-    return key_mask.new_empty(room_for_lists(tokens, max(batch_size, 0), words), dtype=torch.int32)
+    return key_mask.new_empty(room_for_lists(tokens, batch_size, words), dtype=torch.int32)
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:

@@ -95,7 +95,8 @@ def tsmla_sparse_prefill(
     if workspace_buffer is None and traced:  # sizes may be symbols, which a plan would compare
         workspace_buffer = latent.new_empty(enough(latent.device, latent.shape[1]), dtype=torch.int8)
     elif workspace_buffer is None:
-        top_k = indices.shape[-1] if isinstance(indices, torch.Tensor) and indices.ndim else 1
+        has_lists = isinstance(indices, torch.Tensor) and not indices.is_nested and indices.ndim
+        top_k = indices.shape[-1] if has_lists else 1
         workspace_buffer = scratch(latent, len(latent), 1, latent.shape[1], top_k)
     arguments: dict[str, Any] = {
         "query": query,
