@@ -44,11 +44,12 @@ __all__ = [*_MODULE_OF, "__version__"]
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from importlib.metadata import distributions, version
+        from importlib.metadata import distributions
 
-        if __name__ != "tsmla":  # loaded by Hugging Face's `kernels`, from a folder with this copy's own metadata
-            return next(iter(distributions(name="tsmla", path=__path__))).version
-        return version("tsmla")
+        # Hugging Face's `kernels` loads a copy under another name, from a folder with the copy's own metadata.
+        where = {} if __name__ == "tsmla" else {"path": __path__}
+        found = next(iter(distributions(name="tsmla", **where)), None)
+        return "unknown" if found is None else found.version
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'tsmla' has no attribute {name!r}; it has: {', '.join(__all__)}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

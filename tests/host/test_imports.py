@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import sys
+import types
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -308,6 +310,18 @@ def test_every_public_name_is_there() -> None:
         if name != "__version__":
             assert getattr(tsmla, name) is not None
     assert set(dir(tsmla)) == set(tsmla.__all__)
+
+
+def test_the_version_is_the_distribution_s(monkeypatch) -> None:
+    """Sources on a path, without an installed distribution, say that it is unknown; all names can be imported."""
+    installed = [types.SimpleNamespace(version="1.2", metadata={"Version": "1.2"})]
+    monkeypatch.setattr(importlib.metadata.Distribution, "discover", lambda **where: iter(installed))
+    assert tsmla.__version__ == "1.2"
+    installed.clear()
+    assert tsmla.__version__ == "unknown"
+    names: dict[str, object] = {}
+    exec("from tsmla import *", names)
+    assert set(tsmla.__all__) <= set(names)
 
 
 def test_the_stub_names_what_the_package_offers() -> None:

@@ -74,7 +74,8 @@ def trtllm_batch_decode_with_kv_cache_mla(
         backend, cute_dsl_impl: choose no kernel here; "cute-dsl" makes the LSE natural unless return_lse_base is given.
             "sparse" is for chosen keys only.
         is_var_seq: True or False; lengths are always read from `seq_lens`.
-        lse: [batch * q_len, heads] or [batch, q_len, heads] float32 to write the LSE into, with any strides.
+        lse: [batch * q_len, heads] or [batch, q_len, heads] float32 to write the LSE into, with any strides; with
+            sparse_mla_top_k, the first two of three dimensions lie in memory as one.
         cum_seq_lens_q: [batch + 1] int32 on the device, which may change between replays of a graph.
         max_q_len: no request has more query tokens; None: not more than there are. Results of tokens of no request are
             not written.
