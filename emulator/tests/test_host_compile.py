@@ -80,11 +80,12 @@ def test_what_nobody_took_for_weeks_goes(monkeypatch, tmp_path):
     for path in (old, young, old_library):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    for path in (old.parents[1], old_library, first):
+    shutil.copy(obj, young)
+    for path in (old.parents[1], young.parents[1], old_library, first):
         os.utime(path, (long_ago, long_ago))
     assert link(obj) == first and old.exists(), "only what makes something new looks for what is old"
     other = tmp_path / "double.c"
     other.write_text(link_module.DOUBLE.read_text() + "/* changed */")
     monkeypatch.setattr(link_module, "DOUBLE", other)
-    assert link(obj).exists() and first.exists() and young.exists()
+    assert link(young).exists() and first.exists() and young.exists()
     assert not old.parents[1].exists() and not old_library.exists()

@@ -27,7 +27,6 @@ from typing import Any
 from tsmla.identity.variant import Variant, variant_from_dict
 from tsmla.loading import jit, toolchain
 
-from ..core.build import mark_used
 from . import call_sites
 from .call_sites import CallSites
 from .link import cache_directory, link
@@ -66,7 +65,6 @@ def compile_for_emulation(variant: Variant, compiler: Compiler | None = None) ->
     directory = cache_directory() / hashlib.sha256(key.encode()).hexdigest()[:32] / variant.symbol()
     obj, ptx = directory / "kernel.o", directory / "kernel.ptx"
     directory.parent.mkdir(parents=True, exist_ok=True)
-    mark_used(directory.parent)
     with open(directory.with_name(f"{directory.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the first process compiles, the others find what it made
         if not ptx.exists():

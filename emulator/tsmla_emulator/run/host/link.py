@@ -40,6 +40,9 @@ def link(exported: Path) -> Path:
         raise LinkError(f"{exported} cannot be read: {error}") from error
     key = hashlib.sha256(DOUBLE.read_bytes() + "\0".join(FLAGS).encode() + content).hexdigest()
     library = cache_directory() / "libraries" / f"{key[:32]}.so"
+    for directory in exported.parents:
+        if directory.parent == cache_directory():  # a compiled variant, which nobody takes without its library
+            mark_used(directory)
     if library.exists():
         mark_used(library)
         return library
