@@ -198,7 +198,7 @@ def test_lanes_that_a_mask_does_not_name_may_not_execute_it(instruction):
 
 
 def test_a_shuffle_from_a_lane_outside_its_mask_gives_what_nobody_wrote():
-    """Of lanes that have ended, too."""
+    """Lanes that have ended are outside, too."""
     part = SOME + "@!%p1 bra OVER; shfl.sync.bfly.b32 %r10, %r1001, AMOUNT, 31, 0xff; OVER:"
     ended = SOME + "@!%p1 ret; shfl.sync.bfly.b32 %r10, %r1001, AMOUNT, 31, -1;"
     for body in (part, ended):

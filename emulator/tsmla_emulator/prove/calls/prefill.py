@@ -28,7 +28,8 @@ PREFILL_BOUNDS = ((1,) * 159, tuple(range(1, 160)))
 PREFILL_DEEP = ((260, 0, 200), (700, 30, 40))
 """Query and KV lengths of a prefill whose query tiles see many KV tiles in full, or, where causal, none."""
 PREFILL_LISTED = ((260, 0, 200), (4200, 30, 40))
-"""The same with a key mask: more tiles than the survey of one, with a warp for each, sees at once."""
+"""Query and KV lengths of such a prefill with a key mask: more tiles than the survey of a mask, a warp for each, sees
+at once."""
 _GROWTH = 3.0
 """How many times as large as the last keys of a sequence its first are, in a deep prefill: they are visited last, and
 kernels move references that scores leave behind by more than 2^8."""
