@@ -32,8 +32,8 @@ JIT_TAG = "py3-none-any"
 ENVIRONMENT = {"binary": {"TSMLA_AOT": "1", "TSMLA_ARCHS": ";".join(SHIPPED_ARCHS)}, "jit": {"TSMLA_AOT": "0"}}
 """Environment of each kind of build: neither this machine's GPUs nor its variables choose what a wheel holds."""
 PINNED = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), (ROOT / "constraints.txt").as_uri())
-"""Variables that pin the tools which pip installs for the build: the first for pip before 25.3, the second from
-it on."""
+"""Variables that pin the tools which pip installs for an isolated build: the first for pip before 25.3, the second from
+it on, which refuses it where nothing is isolated."""
 
 
 def build_wheel(
@@ -53,7 +53,7 @@ def build_wheel(
         command += ["--config-settings", setting]
     command += [] if isolated else ["--no-build-isolation"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SKBUILD", "CMAKE_"))}
-    environment = {**inherited, "SOURCE_DATE_EPOCH": str(epoch), **ENVIRONMENT[kind], **PINNED}
+    environment = {**inherited, "SOURCE_DATE_EPOCH": str(epoch), **ENVIRONMENT[kind]} | (PINNED if isolated else {})
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as scratch:
         done = subprocess.run(

@@ -213,3 +213,21 @@ def test_wheel_audit_catches_a_file_that_does_not_belong(binary_wheel, tmp_path)
     found = "\n".join(problems_of_files(target, tmp_path / "unpacked"))
     assert "tsmla/libcute_dsl_runtime.so is neither Python source nor a library of ours" in found
     assert "tsmla/libcute_dsl_runtime.so is not in RECORD" in found
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_pip_has_constraints_where_it_installs_build_tools(isolated, monkeypatch, tmp_path):
+    given: dict[str, str] = {}
+
+    def stopped(command: list[str], env: dict[str, str], **_: object) -> subprocess.CompletedProcess:
+        given.update(env)
+        return subprocess.CompletedProcess(command, 1, "stopped")
+
+    for name in build_wheel.PINNED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(subprocess, "run", stopped)
+    with pytest.raises(RuntimeError, match="stopped"):
+        build_wheel.build_wheel("jit", tmp_path, isolated)
+    assert {name: given[name] for name in given.keys() & build_wheel.PINNED.keys()} == (
+        build_wheel.PINNED if isolated else {}
+    )

@@ -10,14 +10,12 @@ import collections
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from tsmla.identity.variant import Variant
 
 from ..run.emulate import Call
-from ..run.host.compile import Compiled
 from ..run.machine import EmulationError, Module, Options
 from ..run.ptx.calls import place_of
 from ..run.ptx.model import Entry
@@ -62,21 +60,17 @@ class Reason:
         return (self.whole or not one.whole) and re.fullmatch(self.places, one.place) is not None
 
 
-def reach(
-    variant: Variant, machine_code: bool = False, compiled: Callable[[Variant], Compiled] | None = None
-) -> tuple[list[Unreached], int]:
+def reach(variant: Variant, machine_code: bool = False) -> tuple[list[Unreached], int]:
     """Return what no call of `check` executes of a variant's kernels, and how many instructions these have.
 
     Calls are those at bounds; mutants are tried with longer ones, too. Their asynchronous work completes as late as it
     may, so that waits are in vain, too; then, in a few calls, at once. Raises EmulationError when results are wrong.
 
     machine_code: run what ptxas made, and return what is not executed of that.
-    compiled: see `check`.
     """
     options = Options(count=True, machine_code=machine_code)
-    at_bounds: dict[str, Any] = {"all_ways": True, "at_bounds": True, "compiled": compiled}
-    late = check.check(variant, dataclasses.replace(options, async_mode="late"), **at_bounds)
-    eager = check.check(variant, options, compiled=compiled)
+    late = check.check(variant, dataclasses.replace(options, async_mode="late"), all_ways=True, at_bounds=True)
+    eager = check.check(variant, options)
     for verdict in (late, eager):
         if verdict.error:
             raise EmulationError(f"{variant.symbol()}: {verdict.error}")
@@ -156,14 +150,9 @@ def reasons() -> list[Reason]:
     return [Reason(**one) for one in json.loads(REASONS.read_text("utf-8"))]
 
 
-def told(
-    variant: Variant,
-    given: Collection[Reason],
-    machine_code: bool = False,
-    compiled: Callable[[Variant], Compiled] | None = None,
-) -> tuple[list[str], int]:
+def told(variant: Variant, given: Collection[Reason], machine_code: bool = False) -> tuple[list[str], int]:
     """Return lines that say what no call reaches, without a reason first, and how many places have none."""
-    found, count = reach(variant, machine_code, compiled)
+    found, count = reach(variant, machine_code)
     where = "at 0x{:x}" if machine_code else "PTX line {}"
     holding = [reason for reason in given if machine_code or not reason.machine_code]
     why = {one: next((reason.reason for reason in holding if reason.holds(one)), "") for one in found}
