@@ -212,7 +212,7 @@ def make_calls(
                 judged.append(prefill(variant, PREFILL_BOUNDS, False, long, sums, sinks=True))
                 judged += [prefill(variant, lengths, merges, long, sums, sinks=True) for merges in (True, False)]
                 deep = PREFILL_LISTED if variant.masked else PREFILL_DEEP
-                judged += [prefill(variant, deep, merges, long, sums, True, deep=True) for merges in _BOOLS]
+                judged += [prefill(variant, deep, merges, long, sums, sinks=True, deep=True) for merges in _BOOLS]
     elif divided:
         cases = [x for x in cases_of(kind_of(variant), full=True) if isinstance(x, DecodeCase) and x.ranks > 1]
         cases += [dataclasses.replace(x, page=small_page(variant, x.page)) for x in DECODE_DIVIDED]

@@ -104,6 +104,11 @@ class DirectoryManifest(NamedTuple):
     schema: int
     libraries: tuple[LibraryRecord, ...]
 
+    @property
+    def names(self) -> str:
+        """The libraries' file names in words, for errors: "nothing" where there are none."""
+        return ", ".join(library.file for library in self.libraries) or "nothing"
+
 
 def library_file(family: str, arch: Arch, host: str) -> str:
     """File name of the library that holds one operator family for one GPU architecture and host CPU."""

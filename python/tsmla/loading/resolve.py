@@ -94,12 +94,11 @@ def shipped_library(family: str, arch: Arch) -> loader.Library:
     Raises ManifestError or LibraryError with the reason when there is none that can serve.
     """
     directory = toolchain.shipped_libraries()
-    records = _read_shipped(directory).libraries
-    record = next((r for r in records if (r.manifest.family, r.manifest.arch) == (family, arch)), None)
+    held = _read_shipped(directory)
+    record = next((r for r in held.libraries if (r.manifest.family, r.manifest.arch) == (family, arch)), None)
     if record is None:
-        held = ", ".join(r.file for r in records) or "nothing"
         how = "" if arch in SHIPPED_ARCHS else "; those are built on request: docs/deploy/deployment.md, " + arch.gpus
-        raise LibraryError(f"{directory} has no {family} library for {arch}; it holds: {held}{how}")
+        raise LibraryError(f"{directory} has no {family} library for {arch}; it holds: {held.names}{how}")
     library = loader.open_library(directory / record.file, family=family, arch=arch, record=record)
     _check_sources(library)
     return library

@@ -24,6 +24,8 @@ TORCH_DTYPE_OF: dict[Dtype, torch.dtype] = {ours: theirs for theirs, ours in TOR
 
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 2.0**127 * (2 - 2.0**-23)
 """The smallest and the largest positive normal float32."""
+LARGEST_INT = 2**31 - 1
+"""The largest int32: kernels read lengths, counts and numbers of tokens as such."""
 LARGEST_SCORES_FACTOR = 1024.0
 """Upper bound of the factor that scores are multiplied by; models have factors below 1. Kernels subtract a row's
 maximum from its scaled scores in float32, so scores beyond 2 ** 23 have lost their fractions by then."""

@@ -12,9 +12,9 @@ from ..errors import ArgumentError, TsmlaError
 from ..identity.call import DECODE
 from . import checks
 from .capture import is_capturing
+from .checks import LARGEST_INT
 
 _OPERATOR = DECODE.name
-_LARGEST_INT = 2**31 - 1
 _MOST_BYTES = 2**35
 """Bytes of a cache that places of rows reach: they are 32-bit numbers of vectors of 16 bytes."""
 _LEAST_KEPT = 1 << 14
@@ -82,7 +82,7 @@ def as_requests(query: Any, indices: Any, topk_length: Any, out: Any, lse: Any, 
 
 def _refuse_beside_indices(name: str, value: Any, accepted: int | None, why: str) -> None:
     """Refuse an argument that indices leave no meaning, unless it is another spelling of the accepted integer."""
-    if accepted is None or checks.integer(_OPERATOR, name, value, -_LARGEST_INT, _LARGEST_INT) != accepted:
+    if accepted is None or checks.integer(_OPERATOR, name, value, -LARGEST_INT, LARGEST_INT) != accepted:
         given = f"is {checks.spelled(value)}" if isinstance(value, int) else "is given"
         raise ArgumentError(f"{_OPERATOR}: {name} {given} beside indices; it must be {accepted}: {why}")
 
@@ -127,10 +127,10 @@ def _all(tokens: int, indices: torch.Tensor) -> torch.Tensor:
     kept = _every_key.get((device, size := max(_LEAST_KEPT, 1 << (max(tokens, 1) - 1).bit_length())))
     if kept is None:
         if is_capturing():
-            return torch.full((tokens,), _LARGEST_INT, dtype=torch.int32, device=device)
+            return torch.full((tokens,), LARGEST_INT, dtype=torch.int32, device=device)
         checks.stored(_OPERATOR, "indices", indices)
         # A copy from the CPU is waited for: later calls may be on other streams.
-        kept = torch.full((size,), _LARGEST_INT, dtype=torch.int32, device="cpu").to(device)
+        kept = torch.full((size,), LARGEST_INT, dtype=torch.int32, device="cpu").to(device)
         if checks.has_memory(kept):  # what a FakeTensorMode makes is of no use to later calls
             _every_key[device, size] = kept
     return kept[:tokens]

@@ -18,7 +18,7 @@ from ..identity.support import DECODE_OUT_DTYPES, LATENT_DIM, why_unsupported
 from ..identity.variant import DecodeVariant
 from ..loading import resolve
 from . import checks, chosen_keys, decode_rows, examine, traced, written
-from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
+from .checks import LARGEST_FLOAT32, LARGEST_INT, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .decode_options import MAX_MIN_SPLIT, check_dims, check_options, context_parallel, is_packed
 from .workspace import multiprocessors, sized
 from .written import Given, Served
@@ -27,7 +27,6 @@ _OPERATOR = DECODE.name
 _MEASURED = {"kv_cache": "kv_cache", "rope_cache": "kv_cache[1]"}
 """Caches that must not reach too far where their rows are found one by one, and what callers call them."""
 _kind = examine.kind_of(DECODE, _MEASURED)
-_LARGEST_INT = 2**31 - 1
 _LN_2 = math.log(2.0)
 _MOST_ROWS = 2**31 - 128
 """Most query rows (tokens x heads) of a request: the end of its last row tile, of up to 128 rows, must fit in int32."""
@@ -215,12 +214,12 @@ def tsmla_decode(
         type(max_seq_len) is type(window_left) is type(cp_world) is type(cp_rank) is type(cp_interleave_size) is int
         and type(min_split_kv) is int
         and type(softmax_scale) is type(output_scale) is float
-        and 0 < max_seq_len <= _LARGEST_INT
+        and 0 < max_seq_len <= LARGEST_INT
         and SMALLEST_FLOAT32 <= softmax_scale <= LARGEST_SCORES_FACTOR
         and -LARGEST_FLOAT32 <= output_scale <= LARGEST_FLOAT32
     ):
-        max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 1, _LARGEST_INT)  # type: ignore[arg-type]
-        window_left = checks.integer(_OPERATOR, "window_left", window_left, -1, _LARGEST_INT)
+        max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 1, LARGEST_INT)  # type: ignore[arg-type]
+        window_left = checks.integer(_OPERATOR, "window_left", window_left, -1, LARGEST_INT)
         cp_world, cp_rank, cp_interleave_size = context_parallel(cp_world, cp_rank, cp_interleave_size)
         min_split_kv = checks.integer(_OPERATOR, "min_split_kv", min_split_kv, 1, MAX_MIN_SPLIT)
         softmax_scale = checks.number(_OPERATOR, "softmax_scale", softmax_scale)
@@ -246,7 +245,7 @@ def tsmla_decode(
         has_entries = block_tables.nbytes > 0  # type: ignore[union-attr]
         kind = _kind(tensors, shape[1:] if packed else shape, options, has_entries)
         served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
-        if not served.workspace_bytes <= workspace_buffer.nbytes <= _LARGEST_INT:
+        if not served.workspace_bytes <= workspace_buffer.nbytes <= LARGEST_INT:
             workspace_buffer = sized(workspace_buffer, served.workspace_bytes)
         tokens = shape[:1] if packed else ()
         if out is None:
@@ -320,7 +319,7 @@ def _served(call: Given, tensors: tuple) -> Served:
         variant = gathering
         sizes.setdefault("row_width", variant.row_width)
     if packed:
-        q_len = checks.integer(_OPERATOR, "max_q_len", call.max_q_len, 1, _LARGEST_INT)
+        q_len = checks.integer(_OPERATOR, "max_q_len", call.max_q_len, 1, LARGEST_INT)
     else:
         q_len, sizes["requests"] = sizes["q_len"], sizes["batch"]
     examination.check(variant)

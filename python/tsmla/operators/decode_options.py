@@ -8,10 +8,10 @@ from ..errors import ArgumentError, UnsupportedError
 from ..identity.call import DECODE
 from ..identity.support import LATENT_DIM, ROPE_DIM
 from . import checks
+from .checks import LARGEST_INT
 from .written import Given
 
 _OPERATOR = DECODE.name
-_LARGEST_INT = 2**31 - 1
 MAX_MIN_SPLIT = 256
 
 
@@ -50,7 +50,7 @@ def check_dims(call: Given) -> None:
 
 def check_options(call: Given) -> None:
     """Check the other options whose values no table bounds."""
-    checks.integer(_OPERATOR, "window_left", call.window_left, -1, _LARGEST_INT)
+    checks.integer(_OPERATOR, "window_left", call.window_left, -1, LARGEST_INT)
     cp_world, *_ = context_parallel(call.cp_world, call.cp_rank, call.cp_interleave_size)
     checks.integer(_OPERATOR, "min_split_kv", call.min_split_kv, 1, MAX_MIN_SPLIT)
     if cp_world > 1 and call.causal_seqs is None:
@@ -69,7 +69,7 @@ def check_options(call: Given) -> None:
 
 def context_parallel(world: int, rank: int, interleave_size: int) -> tuple[int, int, int]:
     """Check the ranges of cp_world, cp_rank and cp_interleave_size, and return them as Python ints."""
-    world = checks.integer(_OPERATOR, "cp_world", world, 1, _LARGEST_INT)
+    world = checks.integer(_OPERATOR, "cp_world", world, 1, LARGEST_INT)
     rank = checks.integer(_OPERATOR, "cp_rank", rank, 0, world - 1)
-    most = _LARGEST_INT // world
+    most = LARGEST_INT // world
     return world, rank, checks.integer(_OPERATOR, "cp_interleave_size", interleave_size, 1, most)

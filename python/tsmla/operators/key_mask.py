@@ -11,11 +11,11 @@ from ..identity.key_mask import words_for
 from ..identity.variant import KeyMaskVariant
 from ..loading import resolve
 from . import checks, examine, traced, written
+from .checks import LARGEST_INT
 from .written import Served
 
 _OPERATOR = KEY_MASK.name
 _kind = examine.kind_of(KEY_MASK)
-_LARGEST_INT = 2**31 - 1
 
 
 @written.from_table(KEY_MASK)
@@ -58,8 +58,8 @@ def tsmla_key_mask(
         if out is None:
             out = indices.new_empty(len(indices), words_for(keys))
         return registered.calls["key_mask"](*written.parameters())
-    if type(keys) is not int or not 0 <= keys <= _LARGEST_INT:
-        keys = checks.integer(_OPERATOR, "keys", keys, 0, _LARGEST_INT)
+    if type(keys) is not int or not 0 <= keys <= LARGEST_INT:
+        keys = checks.integer(_OPERATOR, "keys", keys, 0, LARGEST_INT)
     words = words_for(keys)
     tensors, options = written.tensors(), written.options()
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-_LARGEST_INT = 2**31 - 1
+from .checks import LARGEST_INT
 
 
 def narrowed(lengths: torch.Tensor) -> torch.Tensor:
     """Clamp int64 lengths to int32 and return them as a strided view of their low words."""
-    lengths = lengths.clamp(0, _LARGEST_INT)
+    lengths = lengths.clamp(0, LARGEST_INT)
     return lengths.view(torch.int32)[::2]

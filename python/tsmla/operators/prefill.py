@@ -15,7 +15,7 @@ from ..identity.support import NOPE_DIMS, prefill_out_dtype
 from ..identity.variant import PrefillVariant
 from ..loading import resolve
 from . import checks, examine, traced, written
-from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
+from .checks import LARGEST_FLOAT32, LARGEST_INT, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .workspace import multiprocessors
 from .written import Given, Served
 
@@ -23,7 +23,6 @@ _OPERATOR = PREFILL.name
 _kind = examine.kind_of(PREFILL)
 _LOG2_E = math.log2(math.e)
 _LOWEST_FLOAT32 = -LARGEST_FLOAT32
-_LARGEST_INT = 2**31 - 1
 _WITH_ROPE = {d_nope: d_qk for d_qk, d_nope in NOPE_DIMS.items() if d_qk > d_nope}
 """Columns of the first piece of a query or key -> columns of both pieces."""
 _MOST_SEQUENCES = 2**31 - 2
@@ -290,7 +289,7 @@ def _examined(tensors: tuple, options: tuple, batch_size: int) -> Served:
 def _check_words(key_mask: Any, max_seq_len: int) -> None:
     """Refuse a mask that has too few words for the longest sequence; all else about it is examined later."""
     if type(max_seq_len) is not int or max_seq_len < 0:
-        max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 0, _LARGEST_INT)
+        max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 0, LARGEST_INT)
     known = isinstance(key_mask, torch.Tensor) and not key_mask.is_nested and key_mask.ndim == 2
     if known and max_seq_len > MASK_BITS * key_mask.shape[1]:
         raise ArgumentError(

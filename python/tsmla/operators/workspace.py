@@ -9,8 +9,8 @@ from ..identity.arch import Arch
 from ..identity.call import DECODE
 from ..identity.plan import plan_decode
 from . import checks
+from .checks import LARGEST_INT
 
-_LARGEST_INT = 2**31 - 1
 _MOST_ROWS_A_HEAD = 8
 """Rows of partial results that an SM keeps for each head at most, of requests of up to so many query tokens."""
 _MOST_ROWS = 128
@@ -41,10 +41,10 @@ def decode_workspace_size(
     operator = "decode_workspace_size"
     place = _cuda_device(operator, device)
     for name, value in (("batch_size", batch_size), ("q_len", q_len), ("heads", heads)):
-        checks.integer(operator, name, value, 0, _LARGEST_INT)
+        checks.integer(operator, name, value, 0, LARGEST_INT)
     varies = checks.flag(operator, "varies", varies)
     if max_seq_len is not None:
-        max_seq_len = checks.integer(operator, "max_seq_len", max_seq_len, 1, _LARGEST_INT)
+        max_seq_len = checks.integer(operator, "max_seq_len", max_seq_len, 1, LARGEST_INT)
     if not (batch_size and q_len and heads):
         return 0
     arch, processors = _gpu_of(operator, place)
@@ -55,7 +55,7 @@ def scratch(query: torch.Tensor, batch: int, q_len: int, heads: int, longest: in
     """Allocate a workspace for one decode, on the query's device."""
     size = 0
     if batch and q_len and heads:
-        longest = min(max(longest, 1), _LARGEST_INT)
+        longest = min(max(longest, 1), LARGEST_INT)
         arch, processors = checks.arch_of(query.device), multiprocessors(query.device)
         size = plan_decode(arch, processors, batch, q_len, heads, longest).workspace_bytes
     return query.new_empty(size, dtype=torch.int8)

@@ -242,7 +242,7 @@ def _warmup(options: argparse.Namespace) -> int:
         variants = [kernel.variant for kernel in _installed(options)]
         if not variants:
             directory = toolchain.shipped_libraries()
-            held = ", ".join(library.file for library in manifest.read_directory(directory).libraries) or "nothing"
+            held = manifest.read_directory(directory).names
             families = f"{' or '.join(options.family)} " if options.family else ""
             raise LibraryError(f"warmup: {directory} has no {families}library for {options.arch}; it holds: {held}")
     for variant, step in warmup(variants).items():

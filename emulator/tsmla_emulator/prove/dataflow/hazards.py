@@ -18,7 +18,6 @@ import argparse
 import collections
 import dataclasses
 import functools
-import json
 import operator
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,7 +29,7 @@ from ...run.sass.image import kernels
 from ...run.sass.model import ALWAYS_DONE, Instruction
 from ...run.sass.uses import Uses, uses_of
 from .flow import PREDICATES, UNIFORM, awaited, guard_number, successors
-from .latencies import Seen, Spacing, known_latencies, lowered, seen, too_soon, written
+from .latencies import Seen, Spacing, known_latencies, lowered, read, seen, too_soon, written
 from .multiplied import multiplied
 
 _SCOREBOARDS = 6
@@ -204,7 +203,7 @@ def main() -> int:
             count += 1
             print(f"{library} {kernel.entry}: {problem}")
     if given.known:
-        known = json.loads(given.known.read_text("utf-8")) if given.known.exists() else {}
+        known = read(given.known) if given.known.exists() else {}
         known |= {architecture: lowered(known.get(architecture, {}), one) for architecture, one in every.items()}
         given.known.write_text(written(known), "utf-8")
     print(f"{count} hazards in {len(found)} kernels; those with the same code count as one")

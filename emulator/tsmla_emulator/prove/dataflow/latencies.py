@@ -197,7 +197,12 @@ def _of_use(known: Known) -> Known:
 @functools.cache
 def known_latencies(architecture: str, file: Path = LATENCIES) -> Known:
     """Return what a file says of an architecture."""
-    return json.loads(file.read_text("utf-8"))[architecture]
+    return read(file)[architecture]
+
+
+def read(file: Path) -> dict[str, Known]:
+    """Return what a file says of each architecture."""
+    return json.loads(file.read_text("utf-8"))
 
 
 def written(known: dict[str, Known]) -> str:

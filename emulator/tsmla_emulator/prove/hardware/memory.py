@@ -269,10 +269,10 @@ class Recorded:
 
     def __init__(self, directory: Path):
         self.files = {path.stem: np.load(path) for path in sorted(directory.glob("*.npz"))}
-        said = {family: json.loads(str(file["said"])) for family, file in self.files.items()}
-        self.certificates = {one["certificate"] for one in said.values()}
-        self.at_bounds = any(one.get("at_bounds") for one in said.values())
-        self.variants = {symbol: notes for one in said.values() for symbol, notes in one["variants"].items()}
+        self.said = {family: json.loads(str(file["said"])) for family, file in self.files.items()}
+        self.certificates = {one["certificate"] for one in self.said.values()}
+        self.at_bounds = any(one.get("at_bounds") for one in self.said.values())
+        self.variants = {symbol: notes for one in self.said.values() for symbol, notes in one["variants"].items()}
 
     def content(self, variant: Variant, digest: str) -> np.ndarray | None:
         """Return bytes that one of a variant's calls left, None where only their digest was kept."""
@@ -337,8 +337,7 @@ def keep(directories: Sequence[Path], target: Path, bytes_of: Sequence[str]) -> 
     contents: dict[str, dict[str, Any]] = collections.defaultdict(dict)
     for directory in directories:
         recorded = Recorded(directory)
-        for family, file in recorded.files.items():
-            own = json.loads(str(file["said"]))
+        for family, own in recorded.said.items():
             into = said.setdefault(family, own | {"variants": {}})
             if into | {"variants": {}} != own | {"variants": {}}:
                 raise ValueError(f"{directory} was made by other means than {directories[0]}: {own['certificate']}")
@@ -347,6 +346,7 @@ def keep(directories: Sequence[Path], target: Path, bytes_of: Sequence[str]) -> 
             into["variants"] |= own["variants"]
             named = [own["variants"][symbol] for symbol in bytes_of if symbol in own["variants"]]
             kept = {digest for notes in named for left in notes["left"] for digest in left.values()}
+            file = recorded.files[family]
             contents[family] |= {name: file[name] for name in file.files if name in kept}
     target.mkdir(parents=True, exist_ok=True)
     for family, of_family in said.items():

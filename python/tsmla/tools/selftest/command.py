@@ -87,11 +87,10 @@ def selftest(asked: Asked) -> int:
 def _libraries(arch: Arch) -> list[manifest.LibraryRecord]:
     """Return the installed libraries of an architecture, after checking that their bytes are those recorded."""
     directory = toolchain.shipped_libraries()
-    held = manifest.read_directory(directory).libraries
-    libraries = [library for library in held if library.manifest.arch == arch]
+    held = manifest.read_directory(directory)
+    libraries = [library for library in held.libraries if library.manifest.arch == arch]
     if not libraries:
-        names = ", ".join(library.file for library in held) or "nothing"
-        raise LibraryError(f"selftest: {directory} has no library for {arch}; it holds: {names}")
+        raise LibraryError(f"selftest: {directory} has no library for {arch}; it holds: {held.names}")
     if len({library.manifest.source_digest for library in libraries}) > 1:
         raise LibraryError(f"{directory} has libraries for {arch} of different kernel sources; install again")
     for library in libraries:
