@@ -15,12 +15,12 @@ from tsmla.identity.call import DECODE
 from tsmla.identity.variant import DecodeVariant
 from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.decode.line import LaneWork, Terms, Work, deal_work, in_lanes, of_equal_lengths, terms_of
+from tsmla_kernels.decode.partial_rows import PartialRows
 from tsmla_kernels.decode.partials import begin_records, most_split, partials_of, record_unit
 from tsmla_kernels.decode.segments import Segment, Unit, begin, for_each_unit
 from tsmla_kernels.entry import fake_arguments, host_entry
 from tsmla_kernels.parts.keys.source import key_source, visibility_in
 from tsmla_kernels.parts.keys.visible import LARGEST, Visibility, keys_of_row, tokens_behind, varies, visibility
-from tsmla_kernels.parts.precision import PartialRows
 from tsmla_kernels.parts.row_end import ending_of, log_sums_of
 
 FIELDS = ("request", "row_tile", "first_tile", "tiles", "slot", "rows", "first_row", "end_token")

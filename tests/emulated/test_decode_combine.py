@@ -14,7 +14,7 @@ from tsmla.identity.plan import RECORD_BYTES
 from tsmla.identity.support import LATENT_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla_emulator.dealt import Sight, deal_out
-from tsmla_kernels.parts.precision import LIFTED_COLUMNS, Lifted, PartialRows
+from tsmla_kernels.decode.partial_rows import LIFTED_COLUMNS, Lifted, PartialRows
 
 DEAL = Deal(row_tile=16, tile_kv=64, overhead=1, least=1, split=0)
 VARIANT = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True)

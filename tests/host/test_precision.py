@@ -12,8 +12,9 @@ from tsmla.identity.support import LATENT_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype, PrefillVariant
 from tsmla.operators.checks import TORCH_DTYPE_OF
 from tsmla_emulator.dealt import deal_out
+from tsmla_kernels.decode.partial_rows import LEAST_LIFTED, LIFTED_TO, Lifted, PartialRows
 from tsmla_kernels.parts.blackwell import umma
-from tsmla_kernels.parts.precision import LEAST_LIFTED, LIFTED_TO, Lifted, PartialRows, Probabilities, numeric
+from tsmla_kernels.parts.precision import Probabilities, numeric
 from tsmla_kernels.sm90.decode.forms import FEW_ROWS, partial_rows_of
 from tsmla_kernels.sm90.decode.row64.geometry import DecodeGeometry
 from tsmla_kernels.sm90.decode.row64.kernel import Row64Kernel

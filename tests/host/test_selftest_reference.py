@@ -83,7 +83,7 @@ def test_the_right_result_is_accepted(dtype):
 
 WRONG = {
     "zeros": (lambda out, lse: out.zero_(), "output's relative RMSE"),
-    "a NaN": (lambda out, lse: out[5:6].fill_(math.nan), "output is off"),
+    "a NaN": (lambda out, lse: out[5:6].fill_(math.nan), "output is off by 1e+06 times what is allowed, at [5, 0]"),
     "an infinity": (lambda out, lse: out[5:6].fill_(math.inf), "output is off"),
     "one element": (lambda out, lse: out[7, 3:4].add_(0.2), "output is off"),
     "small, everywhere": (lambda out, lse: out.mul_(1.01), "output's relative RMSE"),
@@ -105,6 +105,21 @@ def test_wrong_results_are_refused(change, text):
     judged = judge(got, exact, plain, TOLERANCE)
     assert any(text in problem for problem in judged.problems), judged
     assert 0 <= judged.error <= LARGEST_ERROR
+
+
+@pytest.mark.parametrize(("dtype", "lost"), [(torch.bfloat16, 16), (torch.float8_e4m3fn, 128)], ids=str)
+def test_a_row_that_loses_keys_of_many_is_refused(dtype, lost):
+    """Outputs over 8,192 random keys are 0.01; a step of 1, which elements are held to, is as large."""
+    q, k, v = (torch.randn(n, d).to(dtype) for n, d in ((16, 192), (8192, 192), (8192, 128)))
+    seen = torch.ones(16, 8192, dtype=torch.bool)
+    exact, plain = (attend(q, k, v, seen, 0.02, compute) for compute in (torch.float64, dtype))
+    seen[5, 1000 : 1000 + lost] = False
+    fewer = attend(q, k, v, seen, 0.02, torch.float64)
+    right, wrong = (
+        judge(Attended(made.out.bfloat16(), exact.lse.float()), exact, plain, TOLERANCE) for made in (exact, fewer)
+    )
+    assert right.problems == []
+    assert any("a row's RMSE" in problem and "at [5]" in problem for problem in wrong.problems), wrong
 
 
 def test_without_lse_nothing_is_asked_of_it():

@@ -163,7 +163,7 @@ def _of_unlike_tiles(geometry: PrefillGeometry, count: int, tiles: int, processo
     left = tiles - rounds * stride
     if rounds > most or ((rounds % 2 or left) and (rounds < 2 or 4 * left < 3 * stride)):
         if rounds > most and not alike:
-            most, alone = (2, alone) if geometry.policy.keys_fill_l2 else (most, alone + processors)
+            most, alone = (2, alone) if geometry.keys_fill_l2 else (most, alone + processors)
         rounds = max(tiles - alone, 0) // stride
     elif left == 0 and stride < processors and count > most and 4 * rounds > 3 * most:
         rounds -= 1
@@ -177,7 +177,7 @@ def _following(variant: Any, shape: Any, processors: int, rows: int) -> list[lis
     kv_bytes = s.sequences * s.keys * s.heads * _row_bytes(variant)
     fitting = [n for n in FOLLOWING if n * kv_bytes * processors <= L2_SECTION_BYTES * tiles]
     most = max(fitting, default=1)
-    alone = min(SINGLE_TILES * processors, max(tiles // SINGLE_SHARE[rows], processors))
+    alone = min(SINGLE_TILES * processors, max(tiles // SINGLE_SHARE, processors))
     return [list(range(n * most, n * most + most)) for n in range(max(tiles - alone, 0) // most)]
 
 

@@ -19,9 +19,9 @@ from tsmla.identity.dtype import bytes_of
 
 from ..limits import SHARED_BYTES_PER_SM
 from ..parts.alignment import aligned
-from ..parts.precision import LIFTED_COLUMNS, PartialRows
 from ..parts.row_end import BASE_2, Ending, LogSums, count_sink, end_of_row, write_log_sum
 from ..parts.warp import QUAD
+from .partial_rows import LIFTED_COLUMNS, PartialRows
 from .partials import Partials, Record, find_record, partial_slot, read_record, tail_slot_of
 from .plan import H200_SMS, WARPS, CombinePlan, Share
 

@@ -25,8 +25,8 @@ from tsmla.identity.plan import RECORD_BYTES, row_tiling
 
 from ..parts.alignment import aligned
 from ..parts.keys.visible import Visibility
-from ..parts.precision import PartialRows
 from .line import Work, group_of, mixes, most_row_tiles
+from .partial_rows import PartialRows
 from .segments import Segment, Unit, head_slot, split_of, tail_slot
 
 LANE_RECORDS = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..parts.precision import LIFTED_COLUMNS, PartialRows
+from .partial_rows import LIFTED_COLUMNS, PartialRows
 
 WARPS = 8
 LANE_WORDS = 32

@@ -3,6 +3,7 @@
 `edges.py` says what edges a kernel has; `Barriers` makes one of the classes below of a row of that table:
 
 - `TmaEdge`, `WarpEdge`: a ring of stages in shared memory, filled by bulk copies or by warps, emptied by warps or MMAs.
+- `LaneCopiesEdge`: filled by lanes' copies of 16 bytes; Hopper's decode adds `PairEdge`.
 - `ClusterEdge`, `ClusterTmaEdge`: a ring between bulk copies, tcgen05 MMAs and warps of the CTAs that share their
   MMAs.
 - `Signals`, `WarpSignals`, `ClusterSignals`: barriers that only say "full", told apart by an index; nobody empties
@@ -15,9 +16,11 @@ number n of an index of `Signals` is awaited with `wait_full(index, n)`, by role
     producer
     wait_empty        wait until every consumer has left the tile that was in the stage before
     announce          tell how many bytes copies will bring; they complete on the barrier returned
+    announce_or_divert    announce, on another edge's barrier where its reader hands the stage over
     acquire           wait_empty, then announce
     hand_over         this warp's part is there (its lanes are together, and what it wrote is visible to who reads it)
     publish           hand_over, after plain stores that the async proxy (wgmma, TMA) will read
+    arrive_behind_copies  each lane arrives when its copies are there
     fill_after_mmas   the tcgen05 MMAs issued so far make the tile
     consumer
     wait_full         wait until the tile is there

@@ -130,10 +130,11 @@ def query_tile(
             index, first_head, heads - first_head, heads_per_kv_head, tiles, kv.length * kv_row_bytes, section_bytes,
             in_batches if const_expr(short_last) else None, section_heads,
         )  # fmt: skip
-        if index < 0:
-            head = quotient(index + first_head * tiles, tiles)
-            place = cta - first_cta - head * tiles
-            tile = cutlass.select_(cta % 2 == 0, tiles - 1 - place // 2, place // 2)
+        if const_expr(alternating is not None):
+            if index < 0:
+                head = quotient(index + first_head * tiles, tiles)
+                place = cta - first_cta - head * tiles
+                tile = cutlass.select_(cta % 2 == 0, tiles - 1 - place // 2, place // 2)
     return QueryTile(found, head, tile, q, kv, sequence)
 
 

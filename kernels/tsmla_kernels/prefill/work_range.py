@@ -19,9 +19,9 @@ from ..parts import ptx
 
 
 class WorkRange(NamedTuple):
-    """Tiles `0 .. tiles - 1` are visited; the `masked` last ones hold a column that some row may not see, and come
-    first. With a key mask, the number of the first of these in the tile list lies at the address `listed`
-    (`identity/key_mask.py`)."""
+    """What a query tile visits: `tiles` KV tiles, of which the `masked` first hold a column that some row may not see.
+    Without a key mask they are tiles 0 .. tiles - 1, the last `masked` of them first. With one, the number of the first
+    masked tile lies at address `listed` (`identity/key_mask.py`)."""
 
     tiles: Int32
     masked: Int32

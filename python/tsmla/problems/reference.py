@@ -1,7 +1,9 @@
 """The float64 reference of attention, and how close a kernel has to come.
 
 A kernel is compared with two computations in torch: one in float64, and a plain one that rounds as the kernel's dtype
-makes everyone round. It may be twice as far from the former as the latter is, plus a rounding step of its output.
+makes everyone round. It may be twice as far from the former as the latter is, plus a rounding step of its output: in
+each element, and in the root of the mean square of each row. (A row over many keys has small outputs, of which the
+bound of an element, a step of 1, says little.)
 """
 
 from __future__ import annotations
@@ -126,27 +128,43 @@ def judge(
     has_lse: without it, `got.lse` is not looked at.
     """
     problems = []
-    out, step = got.out.double(), torch.finfo(got.out.dtype).eps
-    allowed = 2 * _largest(plain.out - exact.out) + step * exact.out.abs().clamp_min(abs(factor))
-    size = float(exact.out.norm().clamp_min(1e-30))
-    rmse_allowed = tolerance.rmse + tolerance.rmse_of_plain * float((plain.out - exact.out).norm()) / size
+    out, finfo = got.out.double(), torch.finfo(got.out.dtype)
+    error, plain_error, norms = out - exact.out, plain.out - exact.out, exact.out.norm(dim=-1)
+    allowed = 2 * _largest(plain_error) + finfo.eps * exact.out.abs().clamp_min(abs(factor))
+    least = finfo.smallest_normal * finfo.eps * math.sqrt(out.shape[-1])
+    of_row = 2 * (plain_error.norm(dim=-1) + tolerance.rmse * norms) + least
+    size = float(norms.norm().clamp_min(1e-30))
+    rmse_allowed = tolerance.rmse + tolerance.rmse_of_plain * float(plain_error.norm()) / size
     errors = {
-        "output": _largest((out - exact.out) / allowed),
-        "the output's relative RMSE": _largest((out - exact.out).norm() / size / rmse_allowed),
+        "the output": error / allowed,
+        "a row's RMSE": error.norm(dim=-1) / of_row,
+        "the output's relative RMSE": error.norm() / size / rmse_allowed,
     }
-    empty = exact.lse == -math.inf
-    if (out[empty] != 0).any():
+    if (out[norms == 0] != 0).any():
         problems.append("a row that sees no key does not give 0")
     if has_lse:
-        lse, some = got.lse.double(), ~empty
+        lse, empty = got.lse.double(), exact.lse == -math.inf
         if not torch.equal(lse == -math.inf, empty):
             problems.append("LSE is not -inf for a row that sees no key, or is for another")
         absolute, relative = tolerance.lse
-        errors["LSE"] = _largest((lse - exact.lse)[some] / (absolute + relative * exact.lse[some].abs()))
-    problems += [f"{name} is off by {error:.3g} times what is allowed" for name, error in errors.items() if error > 1]
-    return Judged(max(errors.values()), problems)
+        off = (lse - exact.lse) / (absolute + relative * exact.lse.abs())
+        errors["LSE"] = torch.where(empty, 0.0, off)
+    problems += [
+        f"{name} is off by {_largest(each):.3g} times what is allowed{_place_of(each)}"
+        for name, each in errors.items()
+        if _largest(each) > 1
+    ]
+    return Judged(max(map(_largest, errors.values())), problems)
 
 
 def _largest(errors: torch.Tensor) -> float:
     """Return the largest magnitude: LARGEST_ERROR for NaN or more, 0 where there are no errors."""
     return float(errors.abs().nan_to_num(LARGEST_ERROR).max().clamp_max(LARGEST_ERROR)) if errors.numel() else 0.0
+
+
+def _place_of(errors: torch.Tensor) -> str:
+    """Return ", at [row, head, ...]" of the largest magnitude or the first NaN; nothing where there is one number."""
+    if not errors.dim():
+        return ""
+    worst = errors.abs().nan_to_num(math.inf).argmax()
+    return f", at {[int(index) for index in torch.unravel_index(worst, errors.shape)]}"

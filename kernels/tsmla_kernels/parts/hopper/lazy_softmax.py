@@ -16,9 +16,9 @@ from ..precision import Probabilities
 from .softmax import quad_max
 
 NO_KEYS = -1.0e30
-"""The reference of 8-bit rows before their first visible key: finite, so that no difference of references is NaN, and
-below any product of such numbers. Products of 16 bits may be lower: their rows begin with `lowest_reference`, or with
--inf, and a tile that may leave it there is one that `may_hide_row`."""
+"""The reference of a prefill's 8-bit rows before their first visible key: finite, so that no difference of references
+is NaN, and below any product of such numbers. A prefill's 16-bit rows begin with -inf, and steps that may leave it
+there are told `may_hide_row`; those of the decode of up to 64 rows begin with `lowest_reference`."""
 NO_ROW = Float32.inf
 """The reference of rows that are not the segment's, whatever they hold: no score exceeds it, so no other reference
 moves."""

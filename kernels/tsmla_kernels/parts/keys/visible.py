@@ -52,7 +52,7 @@ class Visibility(NamedTuple):
 
 class VisibleKeys(NamedTuple):
     """The keys of the cache that a row, or rows together, see: `first .. end - 1`, none when end <= first. Every role
-    asks this type, which a list of keys instead of an interval would replace."""
+    asks this type. Lists of chosen keys have it too: there it counts a list's entries."""
 
     first: Int32
     end: Int32

@@ -12,6 +12,7 @@ from cutlass import Boolean, Int32, const_expr
 from ...decode.line import LaneWork, Work
 from ...decode.partials import begin_records, record_unit
 from ...decode.segments import Segment, Unit, for_each_unit
+from ...parts.blackwell.pair import rank_of
 from ...parts.keys.source import KeySource
 from ...parts.keys.visible import Viewers, viewers_of
 from ...parts.pipeline import LEADER
@@ -84,10 +85,4 @@ def _begin_records(geometry: cutlass.Constexpr[DecodeGeometry], work: Work | Lan
 @cute.jit
 def is_leader(geometry: cutlass.Constexpr[DecodeGeometry]) -> Boolean:
     """Whether this CTA issues the MMAs."""
-    return rank_of(geometry) == LEADER if const_expr(geometry.is_pair) else Boolean(True)
-
-
-@cute.jit
-def rank_of(geometry: cutlass.Constexpr[DecodeGeometry]) -> Int32:
-    """This CTA's number among those that work together."""
-    return cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if const_expr(geometry.is_pair) else Int32(0)
+    return rank_of(True) == LEADER if const_expr(geometry.is_pair) else Boolean(True)

@@ -16,9 +16,11 @@ from tsmla.identity.variant import DecodeVariant
 
 from ...decode.line import Terms, deal_work, in_lanes, on_the_line, terms_of
 from ...decode.partials import Partials
+from ...decode.results import Results
 from ...decode.segments import first_unit
 from ...limits import TILE_ALIGNMENT, TMEM_COLUMNS
 from ...parts.blackwell import tmem
+from ...parts.blackwell.pair import meet
 from ...parts.dependent_launch import launch
 from ...parts.keys import paged
 from ...parts.keys.listed import ListedKeys
@@ -30,7 +32,6 @@ from ...parts.precision import Probabilities
 from ...parts.query import Map, Query, QueryRows, query_of, query_rows
 from ...parts.row_end import Ending, log_sums_of
 from .assignment import Assignment, is_leader
-from .finish import RowResults
 from .geometry import LARGE_KEYS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 from .keys.convert import convert_keys
 from .keys.gather import gather_keys, gather_values, tell_rows
@@ -46,7 +47,6 @@ class AttentionKernel:
     """The attention kernel of one variant with one geometry."""
 
     def __init__(self, variant: DecodeVariant, geometry: DecodeGeometry):
-        self.variant = variant
         self.geometry = geometry
         self.schedule = DecodeSchedule(geometry)
         self.probabilities = Probabilities.of(variant.dtype)
@@ -100,7 +100,7 @@ class AttentionKernel:
                 v_maps = box_maps(given.kv_cache, 0, wide, values // wide, v_chunks, layouts.v_box, layouts.v_large)
         scales = RowScales(given.scale_cache, given.query_scales) if const_expr(geometry.row.scales) else None
         out = cute.make_tensor(given.out.iterator, cute.make_layout((rows, values), stride=(values, 1)))
-        results = RowResults(out, log_sums_of(given.lse), partials, ending)
+        results = Results(out, log_sums_of(given.lse), partials, ending)
         terms = terms_of(geometry.deal, view, heads, given.workers, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
         listed = source if const_expr(geometry.gathers) else source.table
@@ -119,7 +119,7 @@ class AttentionKernel:
         listed: ListedKeys | cute.Tensor,
         view: Visibility,
         terms: Terms,
-        results: RowResults,
+        results: Results,
         scale_log2: Float32,
     ):
         geometry, schedule = self.geometry, self.schedule
@@ -154,7 +154,7 @@ class AttentionKernel:
 
         # No CTA may leave while products, copies or arrivals still reach into it.
         tmem.fence_before()
-        _meet(geometry)
+        meet(geometry.is_pair)
         if warp == schedule.mma_warp:
             tmem.fence_after()
             pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tensor_address)
@@ -198,7 +198,7 @@ class AttentionKernel:
         maps: KeyMaps,
         v_maps: Maps | None,
         scales: RowScales | None,
-        results: RowResults,
+        results: Results,
         scale_log2: Float32,
     ):
         """Run the roles where products read rows as they are stored."""
@@ -228,7 +228,7 @@ class AttentionKernel:
         start: tuple,
         query: Query,
         scales: RowScales | None,
-        results: RowResults,
+        results: Results,
         scale_log2: Float32,
     ):
         """Run the roles where warps convert or gather rows. Each asks on its own what there is to do, behind the move
@@ -276,13 +276,3 @@ class AttentionKernel:
                 gather_values(shared, geometry, warp - warps, warps, assignment)
         else:
             gather_keys(shared, geometry, warp, warps, assignment, query)
-
-
-@cute.jit
-def _meet(geometry: cutlass.Constexpr[DecodeGeometry]):
-    """Wait for all threads of all CTAs that work together."""
-    if const_expr(geometry.is_pair):
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-    else:
-        cute.arch.sync_threads()

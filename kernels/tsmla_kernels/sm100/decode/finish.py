@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cutlass_dsl import select_
 
-from ...decode.partials import Partials
+from ...decode.results import Results
 from ...decode.segments import Segment
 from ...parts.alignment import aligned
 from ...parts.blackwell import tmem
 from ...parts.blackwell.epilogue import store_row
 from ...parts.blackwell.row_softmax import scaled
-from ...parts.row_end import BASE_2, Ending, LogSums, RowEnd, count_sink, write_log_sum
+from ...parts.row_end import BASE_2, RowEnd, count_sink, write_log_sum
 from .geometry import DecodeGeometry
 from .storage import Shared
 
@@ -23,16 +21,6 @@ BLOCK = 128
 """Columns of tensor memory that one product of 256 dims fills."""
 HELD_COLUMNS = 64
 """Columns of tensor memory that a thread takes out at a time."""
-
-
-class RowResults(NamedTuple):
-    """Where results go, and how rows end: out [rows of all requests, 512], log-sum-exps if they are asked for, partial
-    results."""
-
-    out: cute.Tensor
-    lse: LogSums | None
-    partials: Partials
-    ending: Ending
 
 
 @cute.jit
@@ -50,7 +38,7 @@ def finish(
     segment: Segment,
     row: Int32,
     end: RowEnd,
-    results: RowResults,
+    results: Results,
     tile: Int32,
     segments: Int32,
 ):
@@ -108,7 +96,7 @@ def _write_columns(
     row: Int32,
     first,
     values: list,
-    results: RowResults,
+    results: Results,
 ):
     """Write the columns from column `first` of tensor memory on, of this thread's part of a row."""
     dim = lane.half * geometry.lane_dims + first // BLOCK * geometry.block_dims + first % BLOCK

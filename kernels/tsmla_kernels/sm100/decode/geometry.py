@@ -16,9 +16,9 @@ from tsmla.identity.plan import DEALS, FEW_ROWS_DEALS, FEW_WIDE_ROWS_DEALS, wide
 from tsmla.identity.row_format import RowFormat, multiplied_row
 from tsmla.identity.variant import DecodeVariant
 
+from ...decode.partial_rows import PartialRows
 from ...limits import SHARED_BYTES_PER_CTA, SWIZZLE_BYTES, TILE_ALIGNMENT, TMEM_COLUMNS
 from ...parts.keys.source import BOX_KEYS, LANE_BOXES
-from ...parts.precision import PartialRows
 from ...parts.query import QueryTileLayout
 
 ATOM = TILE_ALIGNMENT

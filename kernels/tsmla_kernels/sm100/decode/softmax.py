@@ -16,9 +16,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
+from ...decode.results import Results
 from ...decode.segments import Segment
 from ...parts.alignment import aligned
 from ...parts.blackwell import tmem
+from ...parts.blackwell.pair import rank_of
 from ...parts.blackwell.row_softmax import (
     RowState,
     beyond,
@@ -36,8 +38,8 @@ from ...parts.keys.scales import RowScales
 from ...parts.keys.visible import VisibleKeys, keys_of_row, seen_by_all
 from ...parts.precision import Probabilities, numeric, packed_words
 from ...parts.row_end import BASE_2, end_of_row
-from .assignment import Assignment, for_each_segment, rank_of
-from .finish import HELD_COLUMNS, RowResults, finish, wait_output
+from .assignment import Assignment, for_each_segment
+from .finish import HELD_COLUMNS, finish, wait_output
 from .geometry import CTA_ROWS, ROW_THREADS, DecodeGeometry
 from .keys.gather import there_of
 from .keys.scales import anchor_of_segment, folded, row_factor, unfolded_sum
@@ -87,7 +89,7 @@ def attend(
     shared: Shared,
     assignment: Assignment,
     scales: RowScales | None,
-    results: RowResults,
+    results: Results,
     scale_log2: Float32,
 ):
     """Attend all segments. Where rows have scales (`scales.py`), scores are exponents from the start."""
@@ -95,7 +97,7 @@ def attend(
 
     @cute.jit
     def attend_to(segment: Segment, done: Attended) -> Attended:
-        row = rank_of(geometry) * CTA_ROWS + lane.row
+        row = rank_of(geometry.is_pair) * CTA_ROWS + lane.row
         keys = _row_keys(assignment, segment, row)
         factor, exponents, unfolded = None, scale_log2, ()
         scale_anchor = Float32(1.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
-from tsmla.identity.variant import PrefillVariant
 
 from ...limits import WARPGROUP
 from ...parts.alignment import aligned
@@ -27,7 +26,6 @@ HELD_COLUMNS = 32
 
 @cute.jit
 def correct(
-    variant: cutlass.Constexpr[PrefillVariant],
     geometry: cutlass.Constexpr[PrefillGeometry],
     schedule: cutlass.Constexpr[PrefillSchedule],
     shared: Shared,

@@ -12,8 +12,8 @@ from ...prefill.tile_bounds import LIST_WORDS
 from .plan import TILE, TilePlan, plan_of
 
 HEADER_BYTES = 1536
-"""Room ahead of the first tile, for each query tile's places of factors: for mbarriers, the tensor memory address and
-twice 128 floats."""
+"""Bytes ahead of the first tile for each query tile and each of its places of factors (`header_bytes` multiplies):
+mbarriers, the tensor memory address, where the tile list is, factors, and those of earlier results."""
 SECTION_HEADS = 32
 """Key heads worked on at a time where tiles are of unlike lengths: the longest tiles of as many heads start first, so
 that the last are short; and 148 CTAs still have four to five tiles of each head, which read the same keys

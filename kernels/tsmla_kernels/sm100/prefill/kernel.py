@@ -20,6 +20,7 @@ from tsmla.identity.variant import PrefillVariant
 from ...entry import host_entry
 from ...limits import TILE_ALIGNMENT
 from ...parts.blackwell import tmem
+from ...parts.blackwell.pair import meet, rank_of
 from ...parts.dependent_launch import launch
 from ...parts.division import quotient
 from ...parts.pipeline import LEADER, Barriers
@@ -37,7 +38,7 @@ from .mma import Products, multiply
 from .schedule import PrefillSchedule
 from .softmax import softmax
 from .storage import Layouts, layouts_of, shared_of
-from .work import first_tile, rank_of, tile_work
+from .work import first_tile, tile_work
 
 
 class PrefillKernel:
@@ -125,7 +126,7 @@ class PrefillKernel:
                     with cute.arch.elect_one():
                         for index, word in enumerate(list_of(mask, tile, geometry.rows_together)):
                             shared.visits[index] = word
-            _meet(geometry)
+            meet(is_pair)
             tmem.fence_after()
             tmem_base = shared.tmem_base[0]
             spans = (tile.q, tile.kv)
@@ -138,7 +139,7 @@ class PrefillKernel:
             else:
                 causal = mask.causal
                 work = listed_work(shared.visits)
-            rank = rank_of(geometry)
+            rank = rank_of(is_pair)
             own_row = first_row + rank * (geometry.query_tiles * geometry.rows)
             works = tuple(
                 tile_work(geometry, own_row + index * geometry.rows, spans, causal, work)
@@ -161,8 +162,7 @@ class PrefillKernel:
                 cute.arch.setmaxregister_decrease(schedule.correct_registers)
                 stored_rows = (stored.atom, tma.clipped_head_rows(stored.view, tile.head, tile.q))
                 correct(
-                    variant, geometry, schedule, shared, tmem_base, stored_rows, tile, works, work.tiles,
-                    results.earlier,
+                    geometry, schedule, shared, tmem_base, stored_rows, tile, works, work.tiles, results.earlier
                 )  # fmt: skip
                 if const_expr(not is_pair):
                     if warp == schedule.correct_warpgroup * 4:
@@ -181,7 +181,7 @@ class PrefillKernel:
             if const_expr(is_pair):
                 # No CTA may leave while products, copies or arrivals still reach into it.
                 tmem.fence_before()
-                _meet(geometry)
+                meet(is_pair)
                 if warp == schedule.correct_warpgroup * 4:
                     tmem.fence_after()
                     pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)
@@ -189,13 +189,3 @@ class PrefillKernel:
 
     def _layouts(self) -> Layouts:
         return layouts_of(self.geometry, self.dtype, self.out_dtype)
-
-
-@cute.jit
-def _meet(geometry: cutlass.Constexpr[PrefillGeometry]) -> None:
-    """Wait for all threads of all CTAs that work together."""
-    if const_expr(geometry.plan.ctas > 1):
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-    else:
-        cute.arch.sync_threads()

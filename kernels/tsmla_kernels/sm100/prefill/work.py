@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 from cutlass.cutlass_dsl import select_
 
+from ...parts.blackwell.pair import rank_of
 from ...prefill.tile_scheduler import QueryTile
 from ...prefill.work_range import WorkRange, tile_at, work_range
 from .geometry import PrefillGeometry
@@ -45,13 +46,7 @@ def tile_work(
 
 
 @cute.jit
-def rank_of(geometry: cutlass.Constexpr[PrefillGeometry]) -> Int32:
-    """This CTA's number among those that work together."""
-    return cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if geometry.plan.ctas > 1 else Int32(0)
-
-
-@cute.jit
 def first_tile(geometry: cutlass.Constexpr[PrefillGeometry], place: QueryTile) -> Int32:
     """The number of this CTA's first query tile in its sequence; `place` is what the CTAs of the plan compute."""
-    cta = place.tile if const_expr(geometry.plan.ctas == 1) else place.tile * geometry.plan.ctas + rank_of(geometry)
+    cta = place.tile if const_expr(geometry.plan.ctas == 1) else place.tile * geometry.plan.ctas + rank_of(True)
     return cta * geometry.query_tiles

@@ -13,6 +13,7 @@ from tsmla.identity.variant import DecodeVariant
 from ...decode.combine import launch_combine
 from ...decode.line import Terms, on_the_line, terms_of
 from ...decode.partials import most_split, partials_of
+from ...decode.results import Results
 from ...entry import host_entry
 from ...parts.keys.listed import ListedKeys, listed_keys
 from ...parts.keys.source import KeySource, key_source, visibility_in
@@ -20,7 +21,6 @@ from ...parts.keys.visible import Visibility, varies
 from ...parts.query import query_of, query_rows
 from ...parts.row_end import ending_of, log_sums_of
 from .forms import FEW_ROWS, ONE_CTA, PAIR_OF_CTAS, WARP_PRODUCTS, form_of_few_rows, forms_of
-from .results import Results
 from .row16.kernel import FewRowsKernel
 from .row64.geometry import PAIR
 from .row64.kernel import Row64Kernel

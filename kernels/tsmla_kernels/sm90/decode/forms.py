@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tsmla.identity.variant import DecodeVariant, Dtype
 
-from ...parts.precision import PartialRows
+from ...decode.partial_rows import PartialRows
 from .row16.geometry import FEW_ROWS, FewRowsGeometry
 from .row64.geometry import PAIR, DecodeGeometry
 

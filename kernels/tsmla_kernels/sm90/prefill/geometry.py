@@ -23,15 +23,15 @@ TASK_WORDS = 6
 """32-bit words of a task: a query tile's head and number, its sequence's rows and keys."""
 SINGLE_TILES = 4
 """8-bit prefill: at most this many single-tile CTAs for each CTA slot are kept for the end of the grid."""
-SINGLE_SHARE = {128: 4, 192: 8}
-"""tile_q -> beyond one for each CTA slot, at most one tile in this many gets a CTA of its own: with few tiles, sharing
-a head's keys in L2 is worth more than an even finish."""
+SINGLE_SHARE = 8
+"""Beyond one for each CTA slot, at most one tile in this many gets a CTA of its own: with few tiles, sharing a head's
+keys in L2 is worth more than an even finish."""
 FOLLOWING = (2, 4)
 """Tiles of a CTA that follow each other, where keys allow."""
 SHORT_KEYS = 4096
-"""Keys of a sequence, on average, up to which CTAs' tiles are far apart where they may follow each other
-(`follows_if_long`); twice as many where there are as many queries. In longer sequences a CTA's tiles follow each other,
-and have the same keys."""
+"""Mean keys of a sequence up to which a CTA's tiles are far apart, in kernels that let them follow each other beyond
+(`follows_if_long`); twice as many where there are as many queries as keys. Tiles that follow each other have the same
+keys."""
 LONG_KEYS = 8192
 """Keys of a sequence, on average, up to which CTAs of 16 bits take several query tiles (`alone_if_long`)."""
 
@@ -101,6 +101,12 @@ class PrefillGeometry:
         return (self.d_qk + self.d_v) * self.element_bytes
 
     @property
+    def keys_fill_l2(self) -> bool:
+        """Whether the keys and values of about three query tiles for each SM, as many as prompts have, fill an L2. A
+        CTA then takes two tiles where heads do not make up a round (log, 46: 12K 1.050 -> 1.007)."""
+        return self.kv_row_bytes * self.tile_q >= 128 * 1024
+
+    @property
     def task_words(self) -> int:
         """Words of a task; with a key mask, also those that say where its list of tiles is."""
         return TASK_WORDS + (LIST_WORDS if self.policy.masked else 0)
@@ -123,7 +129,6 @@ class PrefillGeometry:
     def check(self) -> None:
         k_step = 32 // MULTIPLIED_BYTES
         assert self.widens_values == (self.element_bytes == 1), self
-        assert self.policy.keys_fill_l2 == (self.kv_row_bytes * self.tile_q >= 128 * 1024), self
         assert self.tile_q % 64 == 0 and self.tile_kv % k_step == 0 and self.tile_kv <= 256, self
         hidden = -(-(self.tile_q - 64) // self.tile_kv)  # of the tiles that some row of the CTA sees
         assert hidden < self.stages, self

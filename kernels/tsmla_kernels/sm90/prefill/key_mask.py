@@ -80,7 +80,8 @@ def hide(scores: cute.Tensor, coordinates: cute.Tensor, rows: MaskedRows, tile: 
     first_key = tile * rows.tile_kv
     first_of_word = (first_key // MASK_BITS + place) * MASK_BITS
     for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
-        # Rows that there are not see all keys, as without a mask: they would move other rows' references later.
+        # Rows behind the sequence's end see all keys, as without a mask. Hidden, their references would move in a later
+        # whole tile, and rescale the whole warp's rows.
         own = select_(rows.exists[row], rows.words[row], Int32(-1)) & below(rows.ends[row] - first_of_word)
         words = [cute.arch.shuffle_sync(own, (lane & -QUAD) + number) for number in range(rows.count)]
         if const_expr(rows.tile_kv % MASK_BITS != 0):  # tiles begin at a word or in the middle of one

@@ -25,15 +25,16 @@ class PrefillPolicy:
     rescaling twice the work.
     alone_if_long: long sequences have a kernel of their own, whose CTAs take one query tile: the loop around tiles
     costs 1 to 2 % of time in 16 bits, which nothing makes up for where a query tile has hundreds of KV tiles.
-    follows_if_long: a CTA's query tiles follow each other in long sequences, rather than be far apart.
+    follows_if_long: a CTA's query tiles follow each other in long sequences, rather than be far apart (log, 41: far
+    apart always, 4 x 512 x 80K 1.013 -> 1.156).
     short_last: a warpgroup without rows passes over all tiles, so that a query tile of fewer rows takes less time, and
-    comes last.
+    comes last (log, 44, 48: 4 x 512 x 80K 1.015 -> 1.000, 0.999 -> 0.973).
     ends_early: warpgroups pass over tiles that none of their rows sees, mask only those that one of their rows does not
-    see all of, and find the ends of rows while the last values are multiplied. That gains 1 to 10 % of short rows of
-    256 columns; narrow heads tie or lose (log, 52).
+    see all of, and find the ends of rows while the last values are multiplied. That gains 0 to 9 % of short rows of 256
+    columns (log, 51: b over main); narrow heads tie or lose (log, 52).
     starts_early: a query tile's first keys and values (to be widened) are loaded before its queries, and the queries
-    as soon as the last scores of the tile before are there. With 16 bits the loop is slower for it.
-    keys_fill_l2: the keys and values of about three query tiles for each SM, as many as prompts have, fill an L2.
+    as soon as the last scores of the tile before are there (log, 51: d over b, 1K 1.011 -> 0.973). With 16 bits the
+    loop is slower for it.
     reads_ahead: with a key mask, a tile's words are read while the tile before is in softmax, which holds registers
     that 8 bits do not have (log, 56).
     masked: a key mask decides which tiles are visited, all of which every warpgroup visits."""
@@ -48,7 +49,6 @@ class PrefillPolicy:
     short_last: bool = False
     ends_early: bool = False
     starts_early: bool = False
-    keys_fill_l2: bool = False
     reads_ahead: bool = False
     masked: bool = False
 
@@ -60,7 +60,7 @@ class PrefillPolicy:
 
 POLICIES = {
     (16, 128): PrefillPolicy(128, 128, 2, alone_if_long=True, reads_ahead=True),
-    (16, 256): PrefillPolicy(128, 80, 2, lazy=True, ends_early=True, keys_fill_l2=True, reads_ahead=True),
+    (16, 256): PrefillPolicy(128, 80, 2, lazy=True, ends_early=True, reads_ahead=True),
     (8, 128): PrefillPolicy(192, 80, 3, 3, lazy=True, follows_if_long=True, short_last=True),
     (8, 256): PrefillPolicy(128, 96, 2, 2, lazy=True, ends_early=True, starts_early=True),
 }

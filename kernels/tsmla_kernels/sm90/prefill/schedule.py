@@ -1,4 +1,4 @@
-"""Who does what in the Hopper prefill: roles, edges between them, register budgets, named barriers."""
+"""Who does what in the Hopper prefill: roles, edges between them, register budgets."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _following(
     for several in FOLLOWING:
         if several * kv_bytes * processors <= Int64(L2_SECTION_BYTES) * tiles:
             most = Int32(several)
-    alone = cutlass.max(tiles // SINGLE_SHARE[geometry.tile_q], processors)
+    alone = cutlass.max(tiles // SINGLE_SHARE, processors)
     many = cutlass.max(tiles - cutlass.min(alone, SINGLE_TILES * processors), 0) // most
     return most, many * most
 
@@ -145,7 +145,7 @@ def _of_unlike_tiles(
     uneven = (rounds % 2 != 0 or left != 0) and (rounds < 2 or 4 * left < 3 * stride)
     if rounds > geometry.tasks or uneven:
         if rounds > geometry.tasks and not alike:
-            if const_expr(geometry.policy.keys_fill_l2):
+            if const_expr(geometry.keys_fill_l2):
                 most = Int32(2)
             else:
                 alone += processors

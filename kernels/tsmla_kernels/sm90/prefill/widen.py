@@ -1,4 +1,4 @@
-"""Role `widen` of the Hopper prefill: warps that turn each 8-bit value tile, as loaded, into float16."""
+"""Role `widen_values` of the Hopper prefill: warps that turn each 8-bit value tile, as loaded, into float16."""
 
 from __future__ import annotations
 

@@ -24,12 +24,13 @@ from tsmla.identity.row_format import SCALE_BYTES
 from ....decode.segments import Segment
 from ....limits import SWIZZLE_BYTES, VECTOR_BYTES, VECTOR_WORDS
 from ....parts.alignment import aligned
+from ....parts.blackwell.pair import rank_of
 from ....parts.keys.listed import ListedKeys, entry_of, place_of, slot_of
 from ....parts.keys.paged import GROUP
 from ....parts.keys.source import BOX_KEYS, Lookup, Wanted, exists, follow, look_up, wanted_of
 from ....parts.keys.visible import Viewers, VisibleKeys, seen_bits, seen_by_both
 from ....parts.ptx import load_if
-from ..assignment import Assignment, Done, for_each_segment, rank_of
+from ..assignment import Assignment, Done, for_each_segment
 from ..geometry import ATOM, CONVERT_WARPS, DecodeGeometry
 from ..storage import Shared
 
@@ -168,7 +169,7 @@ def convert_keys(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], wa
     probabilities of hidden keys are 0, but 0 x NaN is NaN."""
     plans = slot_plans(geometry)
     number = cute.arch.lane_idx()
-    lane = Lane(warp, rank_of(geometry), number // ROW_LANES, number % ROW_LANES)
+    lane = Lane(warp, rank_of(geometry.is_pair), number // ROW_LANES, number % ROW_LANES)
 
     @cute.jit
     def convert_keys_of(segment: Segment, done: Done) -> Done:

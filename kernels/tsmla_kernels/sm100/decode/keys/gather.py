@@ -2,8 +2,8 @@
 
 Lanes copy 16 bytes each, to where bulk copies would put them. They write as plain stores do, which products do not see
 by themselves: in each CTA, `tell_rows` waits for what lanes have copied, makes it visible (a proxy fence; any warp may
-run it), and tells the warp that multiplies. Softmax hears from it which keys are there: those that no row sees, and
-those that the cache does not have, are zeros."""
+run it), and tells the warp that multiplies. It also tells softmax which keys are there. Keys that no row sees, or that
+the cache does not have, are zeros in shared memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from cutlass import Int32, const_expr
 
 from ....decode.segments import Segment
 from ....limits import SWIZZLE_BYTES
+from ....parts.blackwell.pair import rank_of
 from ....parts.keys.listed import Lines, for_each_tile, gather, lane_keys, place_of, tell_there
 from ....parts.query import QueryRows
-from ..assignment import Assignment, Done, for_each_segment, rank_of
+from ..assignment import Assignment, Done, for_each_segment
 from ..geometry import DecodeGeometry
 from ..query import hold_query
 from ..storage import Shared
@@ -35,7 +36,7 @@ def gather_keys(
     assert geometry.k_cuts == geometry.k_slots_per_tile, geometry
     share = geometry.k_keys // warps
     own, source = warp * share, assignment.source
-    first = rank_of(geometry) * geometry.k_keys + own + cute.arch.lane_idx()
+    first = rank_of(geometry.is_pair) * geometry.k_keys + own + cute.arch.lane_idx()
 
     def gather_keys_of(segment: Segment, done: Done) -> Done:
         @cute.jit
@@ -84,7 +85,7 @@ def gather_values(
     share = geometry.v_keys // warps
     own, source, slots = warp * share, assignment.source, geometry.v_slots_per_tile
     lines = Lines(SWIZZLE_BYTES, geometry.v_chunks)
-    start = source.rows.start + rank_of(geometry) * (geometry.v_chunks * SWIZZLE_BYTES)
+    start = source.rows.start + rank_of(geometry.is_pair) * (geometry.v_chunks * SWIZZLE_BYTES)
     first = own + cute.arch.lane_idx()
 
     def gather_values_of(segment: Segment, done: Done) -> Done:

@@ -15,12 +15,13 @@ from tsmla.identity.dtype import bytes_of
 
 from ....decode.segments import Segment
 from ....limits import SWIZZLE_BYTES
+from ....parts.blackwell.pair import rank_of
 from ....parts.division import Divisor
 from ....parts.keys import paged
 from ....parts.keys.source import BOX_KEYS, Lookup, Wanted, follow, look_up, wanted_of
 from ....parts.keys.visible import Viewers, seen_bits, surely_seen
 from ....parts.query import NO_LINES, Map, Query, copy_rows, copy_tile
-from ..assignment import Assignment, Done, for_each_segment, is_leader, rank_of
+from ..assignment import Assignment, Done, for_each_segment, is_leader
 from ..geometry import ATOM, CTA_ROWS, LARGE_KEYS, DecodeGeometry
 from ..storage import Shared, layouts_of
 
@@ -30,7 +31,7 @@ ALL_KEYS = (1 << BOX_KEYS) - 1
 
 class Maps(NamedTuple):
     """Tensor maps of a part of cache rows: for boxes of BOX_KEYS keys, which every page has, and for LARGE_KEYS where
-    pages have as many. A copy takes the warp that asks for it, and the copy engine, as long whatever its size."""
+    pages have as many. One large copy costs the warp and the copy engine no more than a small one."""
 
     small: Map
     large: Map | None
@@ -54,7 +55,7 @@ def load_keys(
 ):
     """Load Q of each segment, then its K tiles: in a pair, this CTA's half of a tile's keys; solo, all of them. After a
     segment's loads have been issued, this warp writes the records that the combine reads."""
-    rank = rank_of(geometry)
+    rank = rank_of(geometry.is_pair)
     tile_boxes = geometry.tile_kv // BOX_KEYS
     slots = geometry.k_slots_per_tile
 
@@ -205,7 +206,7 @@ def _load_query(
     """Load this CTA's query rows of a segment, its q number `count`, and up to a whole tile rows that are zeros or
     copies of others. In a pair, each CTA hands over: lanes may have written its part."""
     tile = geometry.query_tile
-    first_row = segment.first_row + rank_of(geometry) * CTA_ROWS
+    first_row = segment.first_row + rank_of(geometry.is_pair) * CTA_ROWS
     if query.rows.lines == NO_LINES:
         last_row = segment.first_row + segment.rows - 1
         copy_rows(query.rows, tile, shared.words.q, segment.request, first_row, last_row, heads)
@@ -280,7 +281,7 @@ def _load_value_slot(
     over."""
     slot = shared.edges.v.stage(count)
     barrier = shared.edges.v.full(slot)
-    rank = rank_of(geometry)
+    rank = rank_of(geometry.is_pair)
     box_bytes = _box_bytes(geometry.v_chunks)
     tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks), rank * geometry.v_chunks
     tx_bytes = Int32(shared.edges.v.spec.bytes)
@@ -311,7 +312,8 @@ def _copy_large_values(
     """Load a V slot whose keys are one large box, which starts where `box` does."""
     slot = shared.edges.v.stage(count)
     target = _at(shared.tiles.v, slot * geometry.v_bytes, layouts_of(geometry).v_large)
-    tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks, LARGE_KEYS), rank_of(geometry) * geometry.v_chunks
+    rank = rank_of(geometry.is_pair)
+    tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks, LARGE_KEYS), rank * geometry.v_chunks
     paged.copy_box(maps.large.atom, maps.large.view, tiler, chunk, box, target, shared.edges.v.full(slot))
     _tell_values(shared, geometry, count, Int32(shared.edges.v.spec.bytes))
 

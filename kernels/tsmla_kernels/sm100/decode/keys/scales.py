@@ -65,7 +65,7 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
 def load_listed_scales(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, assignment: Assignment
 ):
-    """Do the same where keys are gathered: their scales are found by the slots of their rows. Entries of the table are
+    """Fold the scales of gathered keys, found by the slots of their rows, and hand them over. Entries of the table are
     read a tile ahead of scales."""
     source = assignment.source
 

@@ -10,6 +10,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Vector, const_expr
 from tsmla.identity.dtype import bytes_of
 
+from ....decode.results import Results
 from ....limits import VECTOR_BYTES, WARPGROUP
 from ....parts.alignment import aligned
 from ....parts.division import Divisor, quotient
@@ -21,7 +22,6 @@ from ....parts.logarithm import LOG2_E
 from ....parts.precision import larger_magnitudes, widened
 from ....parts.query import QueryRows
 from ....parts.warp import QUAD
-from ..results import Results
 from ..work.task import Task, border_tile, for_each_task, in_smaller_tiles
 from .finish import finish
 from .geometry import BLOCK, FEW_ROWS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry

@@ -8,15 +8,15 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cutlass_dsl import select_
 from tsmla.identity.dtype import bytes_of
 
+from ....decode.partial_rows import fits_float16, largest_finite, lift_of
 from ....decode.partials import Partials
+from ....decode.results import Results, output_of
 from ....limits import VECTOR_BYTES, WARPGROUP
 from ....parts.alignment import shared_vector
 from ....parts.hopper.epilogue import store_vector
 from ....parts.hopper.softmax import quad_max, quad_sum
-from ....parts.precision import fits_float16, largest_finite, lift_of
 from ....parts.row_end import BASE_2, RowEnd, count_sink, end_of_row, write_log_sum
 from ....parts.warp import QUAD
-from ..results import Results, output_of
 from ..work.task import Task, is_rehearsal
 from .geometry import BLOCK, FEW_ROWS, STRIP, TEAM_WARPS, TEAMS, FewRowsGeometry
 from .schedule import ALL_BARRIER, TEAM_BARRIER
@@ -159,9 +159,9 @@ def _store_partial(
     geometry: cutlass.Constexpr[FewRowsGeometry], state: State, task: Task, column: Int32, speaker: Boolean,
     downs: cute.Tensor, log_sums: cute.Tensor, partials: Partials,
 ) -> None:  # fmt: skip
-    """Store partial rows as `decode/partial_results` does: outputs times LIKELY_UP, which brings what a row is likely
-    to have where float16 is as precise as it gets; and if that was not right, once more. `downs` first normalise
-    outputs."""
+    """Store partial rows as `row64/exchanging/partial_results.py` does: outputs times LIKELY_UP, which brings what a
+    row is likely to have where float16 is as precise as it gets; and if that was not right, once more. `downs` first
+    normalise outputs."""
     lane = cute.arch.lane_idx()
     run_for = task.rows
     if is_rehearsal(task):

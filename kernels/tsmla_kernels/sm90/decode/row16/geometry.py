@@ -9,9 +9,10 @@ from tsmla.identity.dtype import bytes_of
 from tsmla.identity.row_format import SCALE_BYTES, RowFormat
 from tsmla.identity.variant import Dtype
 
+from ....decode.partial_rows import LIFTED_COLUMNS, Lifted, PartialRows
 from ....limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, VECTOR_BYTES, WARPGROUP
 from ....parts.hopper.storage import BARRIER_BYTES
-from ....parts.precision import LIFTED_COLUMNS, NUMERIC, Lifted, PartialRows
+from ....parts.precision import NUMERIC
 from ....parts.warp import QUAD
 
 FEW_ROWS = 16

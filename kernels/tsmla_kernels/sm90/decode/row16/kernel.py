@@ -17,6 +17,7 @@ from cutlass.cute.nvgpu import cpasync
 from tsmla.identity.arch import Deal
 
 from ....decode.line import Terms
+from ....decode.results import Results
 from ....limits import TILE_ALIGNMENT, WARPGROUP
 from ....parts.dependent_launch import launch
 from ....parts.hopper.storage import BARRIER_BYTES
@@ -26,7 +27,6 @@ from ....parts.keys.source import KeySource
 from ....parts.keys.visible import Visibility
 from ....parts.pipeline import Barriers
 from ....parts.query import QueryRows
-from ..results import Results
 from ..work.deal import deal
 from .attend import Attending, attend_few
 from .gather import gather_few
@@ -107,7 +107,7 @@ class FewRowsKernel:
                         cute.arch.griddepcontrol_launch_dependents()
             elif warp == LOAD_WARP:
                 if const_expr(geometry.apart):
-                    load_apart(places_of(geometry, keys.maps, base + BARRIER_BYTES), keys.source, shared, geometry)
+                    load_apart(places_of(geometry, keys.maps, base + BARRIER_BYTES), keys.source, shared)
                 else:
                     load_few(keys.cache, keys.source, shared, geometry)
                 # As in `row64`: earlier, the combine's CTAs would all go where CTAs without work leave.

@@ -35,18 +35,13 @@ BOXES = TILE_KV // BOX_KEYS
 
 
 @cute.jit
-def load_apart(
-    places: tuple, key_source: KeySource, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry]
-) -> None:
+def load_apart(places: tuple, key_source: KeySource, shared: Shared) -> None:
     """Load every task from a cache whose pieces lie apart, by one warp; `places` as `places_of` gives them."""
-    for_each_task(shared.dealt, functools.partial(_load_apart, places, key_source, shared, geometry))
+    for_each_task(shared.dealt, functools.partial(_load_apart, places, key_source, shared))
 
 
 @cute.jit
-def _load_apart(
-    places: tuple, key_source: KeySource, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry],
-    number: Int32, task: Task,
-) -> None:  # fmt: skip
+def _load_apart(places: tuple, key_source: KeySource, shared: Shared, number: Int32, task: Task) -> None:
     """Load every tile of a task.
     Boxes of 16 keys that nobody sees, or whose page does not exist, are read beyond the last page, where everything is
     zero."""

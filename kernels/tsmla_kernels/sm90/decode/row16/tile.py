@@ -44,7 +44,8 @@ from .schedule import TEAM_BARRIER
 NO_KEYS = -1.0e30
 """Reference of a row before its first visible key."""
 BIAS, SLACK = 10.0, 4.0
-"""Powers of two: probabilities as f16 are times 2^BIAS, and may exceed that by 2^SLACK before the reference moves."""
+"""Powers of two: probabilities, float16 or, of bf16 rows, bf16, are times 2^BIAS, and may exceed that by 2^SLACK before
+the reference moves."""
 SIGNS = -0x7F7F7F80
 """Sign bits of four packed e4m3 numbers."""
 

@@ -8,6 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ....decode.results import Results
 from ....limits import WARPGROUP
 from ....parts.division import Divisor, quotient
 from ....parts.hopper import mma
@@ -17,7 +18,6 @@ from ....parts.keys.scales import RowScales
 from ....parts.keys.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
 from ....parts.logarithm import LOG2_E
 from ....parts.warp import QUAD
-from ..results import Results
 from ..work.task import Task
 from .geometry import DecodeGeometry
 from .scaling import query_scales_of, scaling_of

@@ -9,10 +9,11 @@ from tsmla.identity.dtype import bytes_of
 from tsmla.identity.row_format import SCALE_BYTES, RowFormat, multiplied_row
 from tsmla.identity.variant import DecodeVariant, Dtype
 
+from ....decode.partial_rows import LIFTED_COLUMNS, Lifted, PartialRows
 from ....limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
 from ....parts.hopper.storage import BARRIER_BYTES
 from ....parts.keys.source import BOX_KEYS
-from ....parts.precision import LIFTED_COLUMNS, NUMERIC, Lifted, PartialRows, Probabilities
+from ....parts.precision import NUMERIC, Probabilities
 from ....parts.query import QueryTileLayout
 
 TILE_KV = 64
@@ -22,7 +23,7 @@ GROUP_ROWS = 8
 PATTERN_COLUMNS = 64
 """Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
 FOLDED_WORDS = 3
-"""Numbers that a key's scale is folded to (`keys/scales.Folded`)."""
+"""Numbers that a key's scale is folded to (`parts/keys/scales.Folded`)."""
 REFERENCES_AT, ANCHORS_AT, THERE_AT = 576, 832, 848
 """Bytes, behind the barriers, where the references of the rows lie, the anchors of tasks (`parts/keys/scales`), and
 which keys of each stage are there, where keys are gathered."""
@@ -283,7 +284,7 @@ class DecodeGeometry:
     def exchanged_bytes(self) -> int:
         """Bytes of one tile's probabilities, in register order: STAGED_HALF_STRIDE bytes hold 16 of every thread, and
         lie in the order of threads. At the end of a segment the warps stage results there, in the places of their own
-        threads and of their counterparts' (`results.py`)."""
+        threads and of their counterparts' (`exchanging/finish.py`)."""
         if self.turns:
             return WEIGHT_STAGES * self.probabilities_bytes + self.staged_bytes
         return max(self.probabilities_bytes, 4 * STAGED_HALF_STRIDE)

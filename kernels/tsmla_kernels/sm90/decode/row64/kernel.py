@@ -16,13 +16,13 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from tsmla.identity.arch import Deal
 
 from ....decode.line import Terms
+from ....decode.results import Results
 from ....limits import TILE_ALIGNMENT, WARPGROUP
 from ....parts.dependent_launch import launch
 from ....parts.keys.visible import Visibility
 from ....parts.pipeline import Barriers
 from ....parts.precision import numeric
 from ....parts.query import Query
-from ..results import Results
 from ..work.deal import deal
 from .begin import Attending
 from .exchanging.attend import attend

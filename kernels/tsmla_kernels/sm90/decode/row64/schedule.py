@@ -29,6 +29,7 @@ class DecodeSchedule:
     | 8 bits | load | clean | deal | attend | score | none |
     | 8 bits, a scale for each | load | clean; bring scales | deal | attend | score | none |
     | converted | load | nothing | deal | attend | convert, clean | convert, clean |
+    | gathered, converted | gather stored rows; 0 tells, 3 loads query | nothing | deal | attend | convert | convert |
     | gathered, 16 bits | 3: load query | tell which keys are there | deal | attend | gather | none |
     | gathered, 8 bits | gather | tell which keys are there | deal | attend | score | none |
     | gathered, a scale for each | gather | tell what is there; bring scales | deal | attend | score | none |

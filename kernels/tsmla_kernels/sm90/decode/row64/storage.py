@@ -171,8 +171,8 @@ def layouts_of(geometry: DecodeGeometry) -> Layouts:
 
 
 def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) -> Shared:
-    """Carve up shared memory from `base` on: barriers and row sums, Q, the ring of keys, the exchange of
-    probabilities."""
+    """Carve up shared memory from `base` on: barriers, tasks and what is told of rows, Q, the ring of keys, what
+    warpgroups exchange."""
     geometry = schedule.geometry
     layouts = layouts_of(geometry)
     strip_numbers = range(len(geometry.strips))

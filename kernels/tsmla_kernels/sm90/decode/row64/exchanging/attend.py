@@ -10,11 +10,11 @@ in order, so that the earlier one's strips are free before the later one has arr
 comes before its part of the first's value product, so that the first waits less. Where strips are converted, its own
 tile is rarely there by then: it multiplies the received one first, whose strips are free again a tile sooner.)
 
-A short call runs most of this once or twice, and an instruction that is not in the cache yet takes 13 clk
-(kernels/log/hopper-decode.md). For this reason little stands in two places: both warpgroups begin and end a task in the
-same code, and outputs are not rescaled before there are any, nor filled with zeros first. Rare code stands together
-behind one branch: each jump over code costs, too. CTAs that have no work run the end of a task, which is in no cache,
-for those that have."""
+A short call runs most of this once or twice, and part of it lies behind a kernel's first 64 KB, where an instruction
+that is not in the cache yet takes 13 clk (kernels/log/hopper-decode.md, "Where code lies"). For this reason little
+stands in two places: both warpgroups begin and end a task in the same code, and outputs are not rescaled before there
+are any, nor filled with zeros first. Rare code stands together behind one branch: each jump over code costs, too. CTAs
+that have no work run the end of a task, which is in no cache, for those that have."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import warp
 
+from .....decode.results import Results, output_of
 from .....parts.alignment import aligned, shared_vector
 from .....parts.hopper.fragment import rows_columns
 from .....parts.hopper.softmax import quad_sum
 from .....parts.precision import packed_words
 from .....parts.row_end import BASE_2, RowEnd, count_sink, end_of_row, write_log_sum
 from .....parts.warp import QUAD
-from ...results import Results, output_of
 from ...work.task import Task, look
 from ..geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE
 from ..schedule import ROW_BARRIER

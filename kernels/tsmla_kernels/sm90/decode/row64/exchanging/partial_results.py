@@ -8,11 +8,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from tsmla.identity.dtype import bytes_of
 
+from .....decode.partial_rows import fits_float16, largest_finite, lift_of
 from .....decode.partials import Partials
 from .....parts.hopper.epilogue import store_vector
 from .....parts.hopper.fragment import rows_columns
 from .....parts.hopper.softmax import quad_max
-from .....parts.precision import fits_float16, largest_finite, lift_of
 from .....parts.ptx import store_if
 from .....parts.warp import QUAD
 from ...work.task import Task, is_rehearsal

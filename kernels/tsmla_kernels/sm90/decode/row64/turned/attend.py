@@ -1,5 +1,5 @@
-"""Role `attend` of the Hopper decode where value products are turned: one of two warpgroups that share 64 query rows,
-each with half of the output's dims.
+"""Role `attend_turned` of the Hopper decode, where value products are turned: one of two warpgroups that share 64 query
+rows, each with half of the output's dims.
 
 A third warpgroup makes probabilities (`score.py`), and leaves them in shared memory, where both warpgroups' products
 read them. Values lie there in 8 bits with their dims contiguous; they are turned and widened on the way to registers.

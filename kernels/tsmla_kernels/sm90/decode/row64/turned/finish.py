@@ -8,12 +8,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from tsmla.identity.dtype import bytes_of
 
+from .....decode.results import Results, output_of
 from .....limits import WARPGROUP
 from .....parts.alignment import shared_vector
 from .....parts.hopper.fragment import rows_columns
 from .....parts.precision import packed_words
 from .....parts.ptx import store_if
-from ...results import Results, output_of
 from ...work.task import is_rehearsal, look
 from ..geometry import STAGED_ROWS, TURNED_DIMS, WARP_DIMS
 from ..scaling import anchor_of_task

@@ -10,6 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warp, warpgroup
 
+from .....decode.results import Results
 from .....parts.alignment import shared_vector
 from .....parts.hopper.fragment import rows_columns
 from .....parts.hopper.lazy_softmax import exceeds, move_reference
@@ -17,7 +18,6 @@ from .....parts.hopper.softmax import quad_sum
 from .....parts.precision import packed_words
 from .....parts.row_end import BASE_2, RowEnd, count_sink, end_of_row, write_log_sum
 from .....parts.warp import QUAD
-from ...results import Results
 from ...work.task import Task, for_each_task
 from ..begin import Attending, begin
 from ..geometry import TILE_KV, DecodeGeometry
@@ -178,7 +178,7 @@ def _end_rows(state: DecodeState, number: Int32, task: Task, results: Results):
             if logged:
                 partials.lse[task.slot, position] = end.log_sum
         else:
-            factor = _end_whole(state, task, position, end, logged, results)
+            factor = _end_whole(task, position, end, logged, results)
         if leader:
             ends[position, parity] = factor
     cute.arch.sync_warp()
@@ -186,7 +186,7 @@ def _end_rows(state: DecodeState, number: Int32, task: Task, results: Results):
 
 
 @cute.jit
-def _end_whole(state: DecodeState, task: Task, position: Int32, end: RowEnd, logged, results: Results) -> Float32:
+def _end_whole(task: Task, position: Int32, end: RowEnd, logged, results: Results) -> Float32:
     """End a row that has no other segment; returns what it is multiplied by."""
     ending = results.ending
     end = count_sink(ending, task.first_row + position, end, BASE_2, const_expr(results.lse is not None))

@@ -1,4 +1,4 @@
-"""Where rows of the Hopper decode go, whichever kernel attends them."""
+"""Where rows of a decode go, and how they end."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ...decode.partials import Partials
-from ...parts.row_end import Ending, LogSums
+from ..parts.row_end import Ending, LogSums
+from .partials import Partials
 
 
 class Results(NamedTuple):
-    """Where rows go and how they end."""
+    """Where rows go and how they end: the output ([batch, query tokens, heads, 512] on Hopper, [rows of all requests,
+    512] on Blackwell), log-sum-exps if they are asked for, partial results."""
 
     out: cute.Tensor
     lse: LogSums | None
