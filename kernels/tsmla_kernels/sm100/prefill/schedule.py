@@ -40,13 +40,11 @@ class PrefillSchedule:
         emulated = 0
         if variant.arch is Arch.SM100A:
             emulated = 4 if variant.dtype.bits == 8 else 2
-        # Found by the audit: with 48 registers the MMA thread of 16-bit tiles without a mask spills its descriptors,
-        # and that of 8-bit ones without LSE 14 words; with 184 the softmax of masked 16-bit ones spills. CUDA 13's
-        # compiler, which Rubin needs, spills in 8-bit ones without a mask, too. A pair's kernel spills with 232
-        # registers for the softmax, whatever the others have.
-        wide = variant.dtype.bits == 16 and variant.d_qk == 192
-        roomy = (wide or variant.arch is Arch.SM107A) and not (variant.causal or variant.masked)
-        roomy = roomy or (variant.dtype.bits == 8 and not variant.lse)
+        # Found by the audit: with 48 registers the MMA thread of 8-bit tiles without LSE spills 14 words. CUDA 13's
+        # compiler, which Rubin needs, spills in others without a mask, too. A pair's kernel spills with 232 registers
+        # for the softmax, whatever the others have.
+        roomy = variant.dtype.bits == 8 and not variant.lse
+        roomy = roomy or (variant.arch is Arch.SM107A and not (variant.causal or variant.masked))
         softmax, correct, issue = (184, 80, 64) if roomy else (192, 80, 48)
         geometry = PrefillGeometry.of(variant)
         if geometry.plan.query_tiles == 1:

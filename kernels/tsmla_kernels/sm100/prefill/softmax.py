@@ -167,9 +167,8 @@ def _visit(row: Row, state: RowState, own: TileWork) -> RowState:
     if const_expr(row.key_mask is not None):
         tile, upcoming = tile_at(row.work, own.start), partial_tile(row.work, own.start + 1)
     state = _step(row, state, Int32(0), True, True, tile)
-    whole = Int32(1)
-    if const_expr(row.may_hide):  # without a mask, only the first tile is partial
-        whole = cutlass.max(row.work.masked - own.start, 1)
+    whole = cutlass.max(row.work.masked - own.start, 1)
+    if const_expr(row.may_hide):  # else only the first tile is partial
         for event in cutlass.range(1, whole, unroll=1):
             if const_expr(row.key_mask is not None):
                 tile, upcoming = upcoming, partial_tile(row.work, own.start + event + 1)
