@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import tsmla
+from judgement import assert_right
 from plain_sums import in_plain_tensors
 from tsmla.operators import checks
-from tsmla.problems import reference
 from tsmla.problems.pages import page_tables, put_keys
 from tsmla.problems.reference import Attended, Tolerance
 from tsmla.problems.sums import narrow_products, weight_dtype
@@ -280,8 +280,8 @@ def check_other_words(problem: Problem) -> None:
 
 @in_plain_tensors
 def judge(problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-    """Assert that a kernel's result is right, as far as `tsmla.problems.reference.judge` asks, and rows of no request
-    are untouched NaN."""
+    """Assert that a kernel's result is right, as far as `assert_right` asks, and rows of no request are untouched
+    NaN."""
     exact, plain = (Attended(*attend(problem, dtype)) for dtype in (torch.float64, problem.query.dtype))
     if problem.cum_q is not None:
         spoken_for = {token for span in problem.spans for token in span}
@@ -293,15 +293,8 @@ def judge(problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None
         exact, plain = (Attended(*(each[mine] for each in result)) for result in (exact, plain))
         if not len(mine):
             return
-    judged = reference.judge(
-        Attended(out, exact.lse if lse is None else lse),
-        exact,
-        plain,
-        Tolerance(torch.finfo(out.dtype).eps, 1.5, (2e-5, 3e-6)),
-        factor=problem.output_scale,
-        has_lse=lse is not None,
-    )
-    assert not judged.problems, judged.problems
+    tolerance = Tolerance(torch.finfo(out.dtype).eps, 1.5, (2e-5, 3e-6))
+    assert_right(out, lse, exact, plain, tolerance, problem.output_scale)
 
 
 def sharded(problem: Problem, world: int, interleave: int) -> list[Problem]:

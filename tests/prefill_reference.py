@@ -6,9 +6,9 @@ import dataclasses
 import math
 
 import torch
+from judgement import assert_right
 from plain_sums import in_plain_tensors
 from tsmla.operators import checks
-from tsmla.problems import reference
 from tsmla.problems.prefill import rmse_of_rounding
 from tsmla.problems.reference import Attended, Tolerance
 from tsmla.problems.sums import narrow_products, weight_dtype
@@ -134,13 +134,12 @@ def attend(problem: Problem, causal: bool, compute: torch.dtype) -> tuple[torch.
 
 @in_plain_tensors
 def judge(problem: Problem, causal: bool, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-    """Assert that a kernel's result is right, as far as `tsmla.problems.reference.judge` asks, and rows beyond the
-    sequences are untouched NaN."""
+    """Assert that a kernel's result is right, as far as `assert_right` asks, and rows beyond the sequences are
+    untouched NaN."""
     exact, plain = (Attended(*attend(problem, causal, dtype)) for dtype in (torch.float64, problem.query.dtype))
     tokens = problem.tokens
     assert out[tokens:].isnan().all(), "rows that belong to no sequence were written"
     assert lse is None or lse[tokens:].isnan().all(), "LSE rows that belong to no sequence were written"
     rmse = rmse_of_rounding(weight_dtype(checks.arch_of(problem.query.device), problem.query.dtype), out.dtype)
-    got = Attended(out[:tokens], exact.lse if lse is None else lse[:tokens])
-    judged = reference.judge(got, exact, plain, Tolerance(rmse, 0.0, (1e-5, 2e-6)), has_lse=lse is not None)
-    assert not judged.problems, judged.problems
+    tolerance = Tolerance(rmse, 0.0, (1e-5, 2e-6))
+    assert_right(out[:tokens], None if lse is None else lse[:tokens], exact, plain, tolerance)

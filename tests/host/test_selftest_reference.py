@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from cache_rows import cut, restored, stored
+from judgement import assert_right
 from tsmla.identity.row_format import ROWS
 from tsmla.problems import cache as cache_problems
 from tsmla.problems import chosen as chosen_problems
@@ -115,11 +116,13 @@ def test_a_row_that_loses_keys_of_many_is_refused(dtype, lost):
     exact, plain = (attend(q, k, v, seen, 0.02, compute) for compute in (torch.float64, dtype))
     seen[5, 1000 : 1000 + lost] = False
     fewer = attend(q, k, v, seen, 0.02, torch.float64)
-    right, wrong = (
-        judge(Attended(made.out.bfloat16(), exact.lse.float()), exact, plain, TOLERANCE) for made in (exact, fewer)
-    )
-    assert right.problems == []
-    assert any("a row's RMSE" in problem and "at [5]" in problem for problem in wrong.problems), wrong
+    right, wrong = (Attended(made.out.bfloat16(), exact.lse.float()) for made in (exact, fewer))
+    assert judge(right, exact, plain, TOLERANCE).problems == []
+    problems = judge(wrong, exact, plain, TOLERANCE).problems
+    assert any("a row's RMSE" in problem and "at [5]" in problem for problem in problems), problems
+    assert_right(*right, exact, plain, TOLERANCE)
+    with pytest.raises(AssertionError, match=r"row \[5\] is off"):
+        assert_right(*wrong, exact, plain, TOLERANCE)
 
 
 def test_without_lse_nothing_is_asked_of_it():
